@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import DerivedId, find_caller, find_reserved_form
 from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.tool_traits import ToolKind, matches_tool
@@ -216,21 +216,22 @@ def check_new_id(run_id: str, parent: str | None, caller: str | None = None) -> 
         caller: Run and call, as `Header.caller`, whose function starts the run; None if none does.
 
     Raises:
-        MisuseError: when it is not a string, is too long, has characters that cannot be printed, or has the form of the
-            ids that another call gives to its runs.
+        MisuseError: when it is not a string, is too long, has characters that cannot be printed, or has a form that is
+            reserved for ids that agentfsm derives, and is not one of them.
     """
     if not isinstance(run_id, str):
         raise MisuseError(f"a run's id must be a string, not {type(run_id).__name__}: give str(...) of it")
     call = None if parent is not None else find_caller(run_id)
-    if call is not None and caller != f"{call.run_id}/{call.call_id}":
+    is_own = isinstance(run_id, DerivedId) or (call is not None and caller == f"{call.run_id}/{call.call_id}")
+    if not is_own and (form := find_reserved_form(run_id)) is not None:
         raise MisuseError(
-            f"{run_id[:50]!r} has the form of ids of runs that the call of a tool starts: choose another id, or resume "
-            "the run of that call"
+            f"{run_id[:50]!r} has the form of the ids of {form}, which agentfsm derives: choose another id; if that "
+            "run exists, go on with it by agent.resume(id)"
         )
     most = MAX_ID_CHARS + len((call.run_id if call is not None else parent) or "")
     if not 1 <= len(run_id) <= most or not run_id.isprintable():
         raise MisuseError(f"a run's id must have 1 to {most} printable characters, unlike {run_id[:50]!r}")
-    return run_id
+    return str(run_id)
 
 
 def to_plain_json(value: Mapping[str, Any], argument: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from agentfsm._validation import (
     as_roles,
     as_spending_limits,
     as_states,
+    as_text,
     check_agent,
     check_identity,
     check_new_id,
@@ -52,6 +53,7 @@ from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolRe
 from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
@@ -65,7 +67,6 @@ from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
-from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.program_check import has_tool
 from agentfsm.engine.replay import Replay, replay
@@ -510,6 +511,7 @@ class Agent(Generic[A_co]):
         Args:
             prompt: The task: text, or parts.
             id: Id of the run, unique in the store. If the store has a run with this id and prompt, that run is resumed.
+                The forms of ids that agentfsm derives, such as those of sub-agents and schedules, are refused.
                 By default a new id; in the function of a tool, an id made of its call, so that the call resumes the run
                 when it is repeated.
             after: A run that is over; this run continues its history.
@@ -815,6 +817,7 @@ class Agent(Generic[A_co]):
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
         withhold: bool = False,
+        by: str = "",
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
 
@@ -833,6 +836,7 @@ class Agent(Generic[A_co]):
             id: Id of the fork; by default a new one.
             withhold: Whether calls of tools that are not read-only are refused, each with a result that shows the call.
                 Sub-agents run, and their calls are refused in the same way. Questions to people remain.
+            by: Name of the person who makes the fork.
 
         Raises:
             RunNotFoundError: when the store has no such run.
@@ -870,6 +874,7 @@ class Agent(Generic[A_co]):
             arms=stored.header.arms if release == stored.header.release else {},
             forked_from=run_id,
             forked_at=at,
+            forked_by=as_text(by, "by"),
         )
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if self.driver.config.counted_tools:
@@ -1051,10 +1056,11 @@ class Agent(Generic[A_co]):
         at: datetime | float | None = None,
         key: str | None = None,
         labels: Iterable[str] = (),
+        by: str = "",
     ) -> PostedItem:
         """Send a run more input that the model can take. The run reads it at its next OBSERVE. See `Runs.send`."""
         parts = self._check_prompt(content)
-        return await self.runs.send(run_id, parts, kind=kind, priority=priority, at=at, key=key, labels=labels)
+        return await self.runs.send(run_id, parts, kind=kind, priority=priority, at=at, key=key, labels=labels, by=by)
 
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """Pause a run at its next boundary between two steps, until it is resumed. See `Runs.pause`."""

@@ -20,6 +20,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import (
     ArgumentsError,
     ConflictError,
+    FourEyesError,
     MisuseError,
     PartlyDoneError,
     RunNotFoundError,
@@ -35,6 +36,7 @@ from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
 from agentfsm.engine.audit import audit_run_tree
 from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.engine.influence import check_four_eyes
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.tool_calls.allowances import (
     ALLOWANCES,
@@ -336,6 +338,21 @@ async def list_allowances(store: Store, run_id: str) -> tuple[Allowance, ...]:
         runs = [line.id async for line in RunIterator(store, where) if line.parent is None]
     used = Counter([record.allowance for each in runs for record in await audit_run_tree(store, each)])
     return tuple([attrs.evolve(each, used=used[each.name]) for each in found])
+
+
+async def apply_four_eyes(store: Store, item: Pending, approval: Approve, *, allow: Sequence[str] = ()) -> Approve:
+    """Return an approval as four eyes allow it: one that edits the arguments only edits them, for a second approver.
+
+    Raises:
+        FourEyesError: when the person has shaped the call that he approves as it is, gives no name, or allows later
+            calls, which he could shape.
+    """
+    if allow:
+        raise FourEyesError("with four eyes each call is decided on by itself: approve it without allow=")
+    if approval.arguments is not None and json.loads(approval.arguments) != item.arguments and approval.by:
+        return attrs.evolve(approval, edit_only=True)
+    await check_four_eyes(store, item.run_id, item.call_id, approval.by)
+    return attrs.evolve(approval, arguments=None)
 
 
 def read_edited_plan(item: Pending, plan: Plan, arguments: object, tools: ToolRegistry) -> dict[str, Any]:

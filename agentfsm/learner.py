@@ -13,6 +13,7 @@ import attrs
 from agentfsm.agent import Agent
 from agentfsm.core.errors import ConflictError, RunNotFoundError
 from agentfsm.core.limits import Limits
+from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.validation import FUNCTION, NAME
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.memory.episodes import (
@@ -23,7 +24,6 @@ from agentfsm.memory.episodes import (
     is_extraction,
     is_untrusted,
     leaves_episode,
-    name_extraction,
 )
 from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.model import Model

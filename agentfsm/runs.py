@@ -29,8 +29,9 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
+from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
+    apply_four_eyes,
     build_allowance,
     build_answer,
     build_approval,
@@ -48,6 +49,7 @@ from agentfsm.decisions import (
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
+from agentfsm.engine.influence import Influence, check_four_eyes, influence
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.run_status import RunStatus, read_status
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
@@ -110,6 +112,12 @@ class Runs:
 
     durability: Durability = attrs.field(default="full", kw_only=True, validator=DURABILITY)
     """Durability of the client's appends to a journal, as in `Agent.durability`. Default: "full"."""
+
+    four_eyes: bool = attrs.field(default=False, kw_only=True, validator=BOOL)
+    """Whether a person who has shaped a call may neither approve nor settle it: by the prompt, an input, an answer, the
+    reason of a rejection, an edit, a recorded outcome or a fork, as `influence` lists them. An edit then needs a second
+    person, who approves the edited call. Default False.
+    """
 
     ended_runs: EndedRuns = attrs.field(factory=dict, kw_only=True)
     """Cache of runs that are over, by id, so that a conversation need not be read from its beginning each time."""
@@ -282,6 +290,14 @@ class Runs:
         check_run_id(run_id)
         return await audit_run_tree(self.store, run_id)
 
+    async def influence(self, run_id: str, call_id: str) -> tuple[Influence, ...]:
+        """Return the deeds by which persons have shaped a call of a run: they may not decide on it under four eyes.
+
+        They are read from the journals of the run and of those that it continues, calls or was called by.
+        """
+        check_call_id(run_id, call_id)
+        return await influence(self.store, run_id, call_id)
+
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
         """Return the calls of all runs that match a filter, each once: `async for record in runs.audits(): ...`.
 
@@ -335,6 +351,7 @@ class Runs:
                 names no arguments of the call.
             ConflictError: when the call was decided already, its time is up, or the digest differs.
             PartlyDoneError: when the call is approved, and the allowance could not be recorded.
+            FourEyesError: when `four_eyes` is set, and the person has shaped the call, gives no name, or uses `allow`.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
@@ -343,6 +360,8 @@ class Runs:
             arguments = read_edited_plan(item, plan, arguments, tools)
         approval = build_approval(item, arguments, by=by)
         check_edited_arguments(approval, tools.get(item.tool))
+        if self.four_eyes:
+            approval = await apply_four_eyes(self.store, item, approval, allow=allow)
         if not allow:
             return await post_decision(self.store, run, item, approval)
         if digest is None:
@@ -421,10 +440,14 @@ class Runs:
             MisuseError: when an item is given twice, or its run does not wait for an approval of it.
             ConflictError: when one of the calls was decided already, or has changed since it was shown.
             PartlyDoneError: when another decision or a fault of the store came in between; it names both parts.
+            FourEyesError: when `four_eyes` is set, and the person has shaped a call to approve, or gives no name.
         """
-        text = as_text(message, "message")
+        text, approved = as_text(message, "message"), list(approve)
+        if self.four_eyes:
+            for item in approved:
+                await check_four_eyes(self.store, item.run_id, item.call_id, by)
         decisions: list[tuple[Pending, Approve | Reject]] = [
-            *[(item, build_approval(item, None, by=by)) for item in approve],
+            *[(item, build_approval(item, None, by=by)) for item in approved],
             *[(item, Reject(call_id=item.call_id, by=by, message=text)) for item in reject],
         ]
         await post_decisions(self.store, decisions)
@@ -488,6 +511,7 @@ class Runs:
         Raises:
             MisuseError: when not exactly one of `result`, `failed` and `rerun` is given, or the run has no such call.
             ConflictError: when the outcome was recorded already, or a worker executes the run.
+            FourEyesError: when `four_eyes` is set, and the person has shaped the call, or gives no name.
         """
         check_call_id(run_id, call_id)
         decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
@@ -497,6 +521,8 @@ class Runs:
             if not await give_up_cut_off_call(self.store, run_id, call_id, clock=self.clock):
                 raise
             run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
+        if self.four_eyes:
+            await check_four_eyes(self.store, run_id, call_id, by)
         await post_decision(self.store, run, item, decision)
 
     # Send input, pause and cancel.
@@ -511,6 +537,7 @@ class Runs:
         at: datetime | float | None = None,
         key: str | None = None,
         labels: Iterable[str] = (),
+        by: str = "",
     ) -> PostedItem:
         """Send a run more input. The run reads it at its next OBSERVE.
 
@@ -524,6 +551,7 @@ class Runs:
                 not keep a run from ending.
             key: Key of the input, unique in the run: a second input with the same key is ignored.
             labels: Labels of the content, such as "untrusted" for a mail. An event and a webhook are untrusted anyway.
+            by: Name of the person who sends it.
 
         Returns:
             The row of the inbox; if the key was used before, the earlier row.
@@ -536,7 +564,7 @@ class Runs:
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
-        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels))
+        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels), by=by)
         key, parent = key or secrets.token_hex(8), (await self.header(run_id)).parent
         posted = await self.store.post(run_id, f"input:{key}", item)
         again = f"repeat the call with key={key!r}, which posts nothing twice"

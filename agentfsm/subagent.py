@@ -22,9 +22,10 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
-from agentfsm.engine.execution.parent import Parent, child_run_id
+from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.engine.tool_calls.child_runs import (
     build_final_result,

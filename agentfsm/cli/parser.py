@@ -399,6 +399,10 @@ def _add_decide(add: AddParser) -> None:
     allowances = _add_command(add, decide.allowances, text="list what is allowed in the session of a run, or revoke it")
     _add_run_id(allowances)
     allowances.add_argument("--revoke", metavar="ALLOWANCE", help="end the allowance with this id")
+    for checked in (approve, settle):
+        checked.add_argument(
+            "--four-eyes", action="store_true", help="refuse it if the person has shaped the call, as its prompt does"
+        )
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
@@ -439,6 +443,7 @@ def _add_send(add: AddParser) -> None:
     send.add_argument("--priority", choices=priorities, default="normal", help="reading order (default: %(default)s)")
     send.add_argument("--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date")
     send.add_argument("--key", help="idempotency key: the run accepts one input for each key")
+    send.add_argument("--by", metavar="NAME", help="person who sends it (default: your user name)")
 
 
 def _add_timetravel(add: AddParser) -> None:
@@ -534,6 +539,7 @@ def _add_schedule(add: AddParser) -> None:
         sub, schedule_admin.list_schedules, name="list", text="list the schedules of the store with their next times"
     )
     for act, name, does in (
+        (schedule_admin.show_schedule, "show", "print a schedule, with the times that could not get their run"),
         (schedule_admin.remove_schedule, "remove", "remove a schedule; its runs stay"),
         (schedule_admin.pause_schedule, "pause", "start no runs until the schedule is resumed"),
         (schedule_admin.resume_schedule, "resume", "start runs again, from the next time on"),
@@ -775,7 +781,7 @@ def _add_serve(add: AddParser) -> None:
         help="origin of pages that may call the server from a browser, for example https://app.example.org",
     )
     serve.add_argument(
-        "--four-eyes", action="store_true", help="no user may approve or settle the calls of its own runs"
+        "--four-eyes", action="store_true", help="no user may approve or settle a call that it has shaped"
     )
     serve.add_argument(
         "--max-queue",

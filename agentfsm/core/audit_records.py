@@ -171,7 +171,7 @@ class _AuditBuilder:
         """Record an event; `before` and `run` are the run before and after it."""
         match event:
             case e.ToolsChosen() | e.Planned() | e.StepsReady():
-                self.records |= {call.id: self._new_record(call, event, run) for call in _list_new_calls(event)}
+                self.records |= {call.id: self._new_record(call, event, run) for call in list_new_calls(event)}
             case e.ToolStarted():
                 record = self.records[event.call_id]
                 since = record.started_at or event.since or event.at
@@ -186,6 +186,8 @@ class _AuditBuilder:
                     self.external_calls.add(event.call_id)
             case e.Guarded() | e.ApprovalGiven():
                 self._record_decision(event, before)
+            case e.ApprovalAsked(arguments=str() as text):
+                self._record_edit(event.call_id, text, event.key)
             case e.InputGiven(answers=answers) if answers:
                 informed = (*self.records[event.call_id].informed_by, event.by)
                 self._update(event.call_id, informed_by=informed)
@@ -231,9 +233,12 @@ class _AuditBuilder:
             return
         self._update(event.call_id, approved_by=event.by, allowance=event.allowance)
         if event.arguments is not None:
-            own = record.arguments if record.proposed is None else record.proposed
-            key = event.key or record.key
-            self._update(event.call_id, proposed=own, arguments=json.loads(event.arguments), key=key)
+            self._record_edit(event.call_id, event.arguments, event.key)
+
+    def _record_edit(self, call_id: str, arguments: str, key: str | None) -> None:
+        record = self.records[call_id]
+        own = record.arguments if record.proposed is None else record.proposed
+        self._update(call_id, proposed=own, arguments=json.loads(arguments), key=key or record.key)
 
     def _record_finish(self, event: e.ToolFinished, run: Run) -> None:
         result, record = event.result, self.records[event.result.call_id]
@@ -256,7 +261,8 @@ class _AuditBuilder:
                 self._update(record.call_id, ended_at=event.at)
 
 
-def _list_new_calls(event: e.ToolsChosen | e.Planned | e.StepsReady) -> tuple[ToolCall, ...]:
+def list_new_calls(event: e.ToolsChosen | e.Planned | e.StepsReady) -> tuple[ToolCall, ...]:
+    """Return the calls that an event opens."""
     if isinstance(event, e.ToolsChosen):
         return event.message.calls
     return (event.call,) if isinstance(event, e.Planned) else event.calls

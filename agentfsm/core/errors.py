@@ -5,6 +5,7 @@ AgentError
         IllegalTransitionError   the event does not fit the state
         DuplicateToolError       two tools have the same name
         ClosedError              used after it was closed
+        FourEyesError            a person may not decide on a call that he has shaped: another person has to
         IncompatibleProgramError this program cannot continue the run; nothing was changed
     RunError                 the run did not end in DONE; carries the run (defined in `run`)
     StepError                something outside failed inside a step; the engine turns it into an event
@@ -90,6 +91,10 @@ class IncompatibleProgramError(MisuseError):
 
 class ClosedError(MisuseError):
     """A store, model, stream or agent was used after it was closed."""
+
+
+class FourEyesError(MisuseError):
+    """A person may not decide on a call that he has shaped: another person has to. Nothing was recorded."""
 
 
 class StepError(AgentError):

@@ -462,6 +462,15 @@ class ApprovalAsked(Event):
     error: str = ""
     """Reason why the last approval was not carried out; empty if the call was not approved before."""
 
+    by: str = ""
+    """Person who edited the arguments, so that another one has to approve them; empty if they were not edited."""
+
+    arguments: str | None = None
+    """Arguments that replace the model's, in the call and in the history; None if they were not edited."""
+
+    key: str | None = None
+    """Idempotency key of the edited call; None if the arguments were not edited."""
+
     tools: Mapping[str, str] = attrs.field(factory=dict)
     """For a plan, the digests of the tools that its steps use, by name: they are what the approval covers."""
 

@@ -112,6 +112,9 @@ class Header(Value):
     forked_at: int = 0
     """Number of events that this run shares with that run."""
 
+    forked_by: str = ""
+    """Person who made the fork; empty if it is not a fork, or no name was given."""
+
     withhold: bool = False
     """Whether calls of tools that are not read-only are refused, because the run only shows them: a fork that was made
     with `withhold=True`, and the runs of its sub-agents and of its calls.

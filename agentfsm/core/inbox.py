@@ -107,6 +107,9 @@ class Input(Value):
     labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
     """Labels of the content, as the sender states them. An event and a webhook are untrusted without it."""
 
+    by: str = attrs.field(default="", validator=STRING)
+    """Person who sent the input; empty if no name was given."""
+
     @property
     def all_labels(self) -> tuple[Label, ...]:
         """The labels of the content, with "untrusted" for an event and a webhook."""
@@ -136,6 +139,9 @@ class Approve(Value):
 
     digest: str = ""
     """Hash of the tool and the arguments that were shown to the person; the approval is valid only for these."""
+
+    edit_only: bool = False
+    """Whether this only replaces the arguments, because four eyes are asked for: another person has to approve them."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,6 +10,8 @@ import attrs
 
 from agentfsm.core.value import Value
 
+# Beginning of the result of a call that a person rejected without a reason.
+BARE_REJECTION: Final = "not run: a person rejected it."
 # Beginning of the reason of a call that has not started and waits for a program with its tool.
 NOT_STARTED: Final = "it has not started"
 

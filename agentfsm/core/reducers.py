@@ -25,7 +25,7 @@ from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import Label, LabelSource, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
-from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolResult, UserMessage
+from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plan_kinds import PlanKind
@@ -400,6 +400,7 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
     changes = _evolve_call(
         run,
         event,
+        call=_edit_call(run, event),
         phase=Phase.AWAITING_APPROVAL,
         lacks_tool=False,
         expires_at=event.expires_at,
@@ -409,18 +410,26 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
     )
     if event.tools and run.plan is not None:
         changes["plan"] = attrs.evolve(run.plan, approved_tools=event.tools)
+    if event.arguments is not None and run.reply is not None:
+        changes["reply"] = attrs.evolve(run.reply, calls=tuple([entry.call for entry in changes["open"]]))
     return changes
+
+
+def _edit_call(run: RunFields, event: e.ApprovalAsked | e.ApprovalGiven) -> ToolCall:
+    """Return the call of an event, with the arguments by which a person replaced the model's, if any."""
+    entries, index = _locate_call(run, event, event.call_id)
+    call = entries[index].call
+    if event.arguments is None:
+        return call
+    return attrs.evolve(call, arguments=event.arguments, key=event.key or call.key)
 
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     own = run.open_call(event.call_id)
-    call = own.call
-    if event.arguments is not None:
-        call = attrs.evolve(call, arguments=event.arguments, key=event.key or call.key)
     changes = _evolve_call(
         run,
         event,
-        call=call,
+        call=_edit_call(run, event),
         phase=Phase.APPROVED,
         expires_at=None,
         error="",

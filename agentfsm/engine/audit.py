@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm.core.audit_records import AuditRecord, build_audit
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
 

@@ -20,9 +20,9 @@ from agentfsm.core.errors import (
     RunNotFoundError,
 )
 from agentfsm.core.events import Resumed
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig

@@ -90,7 +90,7 @@ def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
             for each in event.message.calls
         ]
         return attrs.evolve(event, message=attrs.evolve(event.message, calls=tuple(calls)))
-    if isinstance(event, e.ApprovalGiven) and event.arguments is not None and event != original:
+    if isinstance(event, e.ApprovalGiven | e.ApprovalAsked) and event.arguments is not None and event != original:
         call = replace_arguments(run.header, run.open_call(event.call_id).call, event.arguments)
         return attrs.evolve(event, key=call.key)
     return event

@@ -19,14 +19,13 @@ from agentfsm.core.labels import DATA_LEVELS, Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, UserMessage
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
 from agentfsm.tools.schema.arguments import extract_object
 
-# End of the id of an extraction run; it begins with the id of the run that it reads.
-EPISODE_SUFFIX: Final = ".episode"
 # Key of the metadata of an extraction run: whether its items wait for a person.
 HELD_KEY: Final = "held"
 # Facts that one run may leave. More of them are not facts worth keeping.
@@ -81,11 +80,6 @@ class Learned(Value):
 def is_extraction(header: Header) -> bool:
     """Return whether a run is the extraction of another one."""
     return header.parent is not None and header.id == name_extraction(header.parent)
-
-
-def name_extraction(run_id: str) -> str:
-    """Return the id of the extraction of a run."""
-    return f"{run_id}{EPISODE_SUFFIX}"
 
 
 def leaves_episode(run: Run[Any]) -> bool:

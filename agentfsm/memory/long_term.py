@@ -23,6 +23,7 @@ from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
 from agentfsm.core.messages import Part
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
@@ -37,7 +38,7 @@ from agentfsm.memory.documents import (
     plan_change,
     read_text,
 )
-from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode, name_extraction
+from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,

@@ -15,10 +15,13 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError
-from agentfsm.schedules.schedule import MAX_MISSED, ON_TIME_S, SCHEDULE_KIND, Schedule, scheduled_run_id
+from agentfsm.core.run_ids import scheduled_run_id
+from agentfsm.schedules.schedule import MAX_MISSED, ON_TIME_S, SCHEDULE_KIND, Schedule
 from agentfsm.schedules.schedule_client import create_scheduled_run, iter_schedule_records
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentfsm._runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
@@ -112,8 +115,7 @@ class DueRuns:
                 times.localise(schedule.done_until),
             )
         if schedule.due:
-            for at in schedule.due[:RUNS_PER_LOOK]:
-                await self._create_run(schedule, times, at)
+            schedule = await self._create_each(schedule, times, schedule.due[:RUNS_PER_LOOK])
             await self._record(attrs.evolve(schedule, due=schedule.due[RUNS_PER_LOOK:]), revision)
             return now  # the next times follow with the next look
         due = times.list_newest(schedule.done_until, now, MAX_MISSED if schedule.missed == "all" else 1)
@@ -130,18 +132,23 @@ class DueRuns:
         if schedule.missed == "skip" and now - done_until > ON_TIME_S:
             _log.info("schedule %r: no run for the missed times up to %s", schedule.name, times.localise(done_until))
             due = []
-        for at in due:
-            await self._create_run(schedule, times, at)
+        schedule = await self._create_each(schedule, times, due)
         before = schedule.done_until if now - first > ON_TIME_S else None
         ahead = schedule.set_back if schedule.set_back is not None and schedule.set_back[1] > now else None
         await self._record(attrs.evolve(schedule, done_until=done_until, done_before=before, set_back=ahead), revision)
         self._reported.pop(schedule.name, None)
         return now if schedule.missed == "all" else next(times.iterate(now), math.inf)
 
-    async def _create_run(self, schedule: Schedule, times: CronTimes, at: float) -> None:
-        run_id = scheduled_run_id(schedule.name, at)
-        if await create_scheduled_run(self.agent, schedule, times, at, self.choose):
-            _log.info("schedule %r: created run %s", schedule.name, run_id)
+    async def _create_each(self, schedule: Schedule, times: CronTimes, due: Sequence[float]) -> Schedule:
+        """Create the runs of these times. Return the schedule with the conflicts, which are yet to be recorded."""
+        for at in due:
+            run_id = scheduled_run_id(schedule.name, at)
+            found = await create_scheduled_run(self.agent, schedule, times, at, self.choose)
+            if found == "created":
+                _log.info("schedule %r: created run %s", schedule.name, run_id)
+            elif found == "taken":
+                schedule = attrs.evolve(schedule, conflicts=schedule.conflicts + 1, last_conflict=run_id)
+        return schedule
 
     async def _record(self, schedule: Schedule, revision: int) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import attrs
@@ -12,8 +11,10 @@ import attrs
 from agentfsm._admission import admit
 from agentfsm.core.errors import AgentError, CorruptError
 from agentfsm.core.messages import JSON
+from agentfsm.core.run_ids import scheduled_run_id
 from agentfsm.core.validation import (
     BOOL,
+    COUNT_OR_ZERO,
     NAME,
     STRING,
     ValueRule,
@@ -26,6 +27,7 @@ from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
@@ -122,6 +124,12 @@ class Schedule(Value):
     seconds since 1970; None if it was not set back, or that moment is past.
     """
 
+    conflicts: int = attrs.field(default=0, validator=COUNT_OR_ZERO)
+    """Times that got no run since the schedule was added, because another run had the id of theirs."""
+
+    last_conflict: str = attrs.field(default="", validator=STRING)
+    """Id of the run that the newest of these times found; empty if there were none."""
+
     @classmethod
     def parse(cls, record: StoreRecord) -> Schedule:
         """Parse a record of the store.
@@ -147,8 +155,13 @@ class Schedule(Value):
         del fields["name"]
         if self.set_back is not None:
             fields["set_back"] = [*self.set_back]
-        for name in ("done_before", "set_back"):  # workers of 0.2 read records without them
-            if fields[name] is None:
+        for name in (
+            "done_before",
+            "set_back",
+            "conflicts",
+            "last_conflict",
+        ):  # 0.2 reads records without them
+            if not fields[name]:
                 del fields[name]
         return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata), "due": [*self.due]}
 
@@ -194,6 +207,13 @@ class Schedule(Value):
         due = (*own.due, *kept)[-MAX_MISSED:]
         return attrs.evolve(own, done_until=done_until, done_before=None, set_back=set_back, due=due)
 
+    def owns(self, header: Header) -> bool:
+        """Return whether the run that has the id of one of the times is that of the schedule.
+
+        Before version 0.3 any client of a server could take these ids, with any metadata, but only as its own user.
+        """
+        return (header.metadata.get("schedule"), header.tenant, header.user) == (self.name, self.tenant, self.user)
+
     def start_run(self, agent: RunnableAgent, times: CronTimes, at: float, **options: Any) -> Run[Any]:
         """Begin the run of a time, without I/O. It has the same id and prompt in each process.
 
@@ -216,16 +236,6 @@ class Schedule(Value):
             metadata={**self.metadata, "schedule": self.name, "logical_date": date},
             **options,
         )
-
-
-def scheduled_run_id(name: str, at: float) -> str:
-    """Return the id of a schedule's run, such as "nightly:2026-11-26T02:00Z". It has the time in UTC.
-
-    Args:
-        name: Name of the schedule.
-        at: The time, seconds since 1970.
-    """
-    return f"{name}:{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%MZ}"
 
 
 def _read_object(value: object) -> dict[str, Any]:

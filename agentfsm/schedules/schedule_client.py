@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
 from agentfsm._validation import as_roles, to_plain_json
-from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    CorruptError,
+    MisuseError,
+    PartlyDoneError,
+    RunNotFoundError,
+)
+from agentfsm.core.run_ids import scheduled_run_id
 from agentfsm.core.validation import COUNT, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
 from agentfsm.runs import Runs
-from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule, scheduled_run_id
+from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule
 
 if TYPE_CHECKING:
     from agentfsm._runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.core.messages import JSON
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
+
+_log = logging.getLogger("agentfsm.schedules")
 
 # Maximum runs that one call creates for a span of time.
 MAX_BACKFILL: Final = 1_000
@@ -31,6 +43,8 @@ _AGENT: Final = ValueRule(
     fits=lambda value: hasattr(value, "driver"),
     wanted="an agent or a flow; of a roll-out rollout.base, since its workers choose the release of each run",
 )
+# Fields of a schedule that count its conflicts.
+_CONFLICTS: Final = ("conflicts", "last_conflict")
 # Records that are read at a time.
 _PAGE: Final = 1_000
 
@@ -44,6 +58,9 @@ class BackfilledRuns(Value):
 
     existing: tuple[str, ...]
     """Ids of the runs that existed before, oldest first."""
+
+    taken: tuple[str, ...] = ()
+    """Ids of times that have no run, because a run that is not the schedule's has the id, oldest first."""
 
 
 @attrs.define(eq=False)
@@ -124,7 +141,8 @@ class Schedules:
             if record is not None:
                 with suppress(AgentError):  # one that cannot be read may be replaced
                     kept = Schedule.parse(record).keep_due(now)
-                    new = attrs.evolve(new, due=kept.due, done_until=kept.done_until, set_back=kept.set_back)
+                    progress = {each: getattr(kept, each) for each in ("due", "done_until", "set_back", *_CONFLICTS)}
+                    new = attrs.evolve(new, **progress)
             with suppress(ConflictError):  # another process has added it meanwhile
                 revision = 0 if record is None else record.revision
                 await self.store.write_record(SCHEDULE_KIND, name, new.build_record(), revision=revision)
@@ -202,8 +220,8 @@ class Schedules:
         for at in times.iterate(max(now, schedule.done_until)):
             if schedule.set_back is not None and at <= schedule.set_back[1]:
                 with suppress(RunNotFoundError):
-                    await Runs(self.store).header(scheduled_run_id(name, at))
-                    continue
+                    if schedule.owns(await Runs(self.store).header(scheduled_run_id(name, at))):
+                        continue
             found.append(times.localise(at))
             if len(found) == count:
                 break
@@ -241,20 +259,19 @@ class Schedules:
         times = schedule.parse_times()
         if agent.store is not self.store:
             agent = agent.with_(store=self.store)
-        created: list[str] = []
-        existing: list[str] = []
+        made: dict[RunCreation, list[str]] = {"created": [], "existing": [], "taken": []}
         for at in self._list_span(schedule, times, start, end, await self.store.now()):
             try:
-                is_new = await create_scheduled_run(agent, schedule, times, at, choose)
+                found = await create_scheduled_run(agent, schedule, times, at, choose)
             except AgentError as error:
-                if not created:
+                if not (created := made["created"]):
                     raise
                 raise PartlyDoneError(
                     f"{len(created)} runs were created, up to {created[-1]!r}, and the later ones were not: {error}; "
                     "repeat the call, which creates no run twice"
                 ) from error
-            (created if is_new else existing).append(scheduled_run_id(name, at))
-        return BackfilledRuns(created=tuple(created), existing=tuple(existing))
+            made[found].append(scheduled_run_id(name, at))
+        return BackfilledRuns(**{each: tuple(ids) for each, ids in made.items()})
 
     @staticmethod
     def _list_span(schedule: Schedule, times: CronTimes, start: datetime, end: datetime, now: float) -> Iterable[float]:
@@ -303,10 +320,26 @@ async def iter_schedule_records(store: Store) -> AsyncIterator[StoreRecord]:
         after = page[-1].key
 
 
+async def count_conflicts(store: Store) -> Counter[str]:
+    """Return the number of times that got no run because of a conflict, by agent; empty for a store without records."""
+    found = Counter[str]()
+    with suppress(MisuseError):  # a store without records
+        async for record in iter_schedule_records(store):
+            with suppress(CorruptError):
+                schedule = Schedule.parse(record)
+                found[schedule.agent] += schedule.conflicts
+    return found
+
+
+RunCreation: TypeAlias = Literal["created", "existing", "taken"]
+"""Outcome of the creation of the run of a time: it is new, it existed, or a run that is not the schedule's has its id.
+"""
+
+
 async def create_scheduled_run(
     agent: RunnableAgent, schedule: Schedule, times: CronTimes, at: float, choose: AgentChoice | None = None
-) -> bool:
-    """Create the run of a time for a worker to execute. Return False if it exists.
+) -> RunCreation:
+    """Create the run of a time for a worker to execute, unless it exists. A conflict is logged.
 
     Raises:
         MisuseError: if the agent refuses the prompt or another option, or the chosen release is not in this process.
@@ -321,10 +354,23 @@ async def create_scheduled_run(
         options = {each: found[each] for each in ("release", "arms")}
     run = schedule.start_run(agent, times, at, **options)
     try:
-        stored = await agent.submit(run)
-    except ConflictError:  # it was created before the prompt of the schedule was changed
-        return False
-    return stored.header.nonce == run.header.nonce
+        header = (await agent.submit(run)).header
+    except ConflictError:  # it has another prompt: that of the schedule may have been changed
+        header = await Runs(agent.store).header(run.id)
+    if header.nonce == run.header.nonce:
+        return "created"
+    if schedule.owns(header):
+        return "existing"
+    _log.error(
+        "schedule %r: no run for %s, because its id is that of a run of user %r of tenant %r: look at run %s, "
+        "delete it, and then repeat `agentfsm schedule backfill`",
+        schedule.name,
+        times.localise(at),
+        header.user,
+        header.tenant,
+        header.id,
+    )
+    return "taken"
 
 
 def _check_same(found: Schedule, new: Schedule) -> Schedule:
@@ -333,7 +379,8 @@ def _check_same(found: Schedule, new: Schedule) -> Schedule:
     Raises:
         ConflictError: if it differs.
     """
-    progress = {each: getattr(found, each) for each in ("paused", "done_until", "due", "done_before", "set_back")}
+    kept = ("paused", "done_until", "due", "done_before", "set_back", *_CONFLICTS)
+    progress = {each: getattr(found, each) for each in kept}
     if found != attrs.evolve(new, target=found.target, **progress):
         raise ConflictError(
             f"there is another schedule {new.name!r}: replace it (replace=True), or choose another name"

@@ -68,7 +68,9 @@ class Caller(Value):
     """Limits of the user. A limit that is None is that of the server."""
 
     four_eyes: bool = False
-    """Whether the user may not approve or settle the calls of its own runs, whatever its scopes are."""
+    """Whether the user may not approve or settle a call that it has shaped, whatever its scopes are, so that its edit
+    of a call needs a second approver.
+    """
 
     @property
     def rights(self) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
 from agentfsm.engine.stranded import StrandedReason, find_stranded
 from agentfsm.ports.store import ALL_RUNS, Filter
+from agentfsm.schedules.schedule_client import count_conflicts
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
@@ -139,6 +140,7 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
     found = await find_stranded(gateway.runs.store, ALL_RUNS, examined=MAX_COUNTED)
     stranded = Counter(dict.fromkeys(product(gateway.agents, get_args(StrandedReason)), 0))
     stranded.update([(each.run.agent, each.reason) for each in found])
+    conflicts = await count_conflicts(gateway.runs.store)
     metrics: tuple[tuple[str, str, str, Samples], ...] = (
         (
             "agentfsm_requests_total",
@@ -177,6 +179,12 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
             "gauge",
             f"Runs of all agents that are ready and that no worker takes, of the newest {MAX_COUNTED} ready runs.",
             [({"agent": agent, "reason": reason}, count) for (agent, reason), count in stranded.items()],
+        ),
+        (
+            "agentfsm_schedule_conflicts_total",
+            "counter",
+            "Times of the schedules in the store that got no run, because another run had the id of theirs.",
+            [({"agent": name}, conflicts[name]) for name in gateway.agents],
         ),
         (
             "agentfsm_refusals_total",

@@ -110,8 +110,8 @@ def serve(
         limits: Limits of each user whose key has none of its own.
         tenant_limits: Limits of all users of a tenant together.
         max_queue: Runs of an agent that may wait for a worker before new ones are refused with 503. None: any number.
-        four_eyes: Whether no user may approve or settle the calls of its own runs. Another user's run cannot be forked
-            or given input then, because who does that could approve its calls.
+        four_eyes: Whether no user may approve or settle a call that it has shaped, such as by the prompt, an answer or
+            a fork (`Runs.influence`), so that an edit of a call needs a second approver.
         origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
         deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
             streams. None: a stream has the text of runs that this process executes.

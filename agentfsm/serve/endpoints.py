@@ -20,6 +20,7 @@ from agentfsm.core.errors import (
     AgentError,
     ClosedError,
     ConflictError,
+    FourEyesError,
     MisuseError,
     RunNotFoundError,
     StoreError,
@@ -269,6 +270,7 @@ SERVER_FAILED: Final = "the server failed; its log has the details"
 _STATUSES: Final = (
     (RunNotFoundError, 404, "not_found"),
     (ForbiddenError, 403, "forbidden"),
+    (FourEyesError, 403, "forbidden"),
     (ConflictError, 409, "conflict"),
     (ClosedError, 503, "unavailable"),
     (StoreError, 503, "unavailable"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import anyio
 import attrs
@@ -24,6 +24,7 @@ from agentfsm.core.errors import (
     RunNotFoundError,
 )
 from agentfsm.core.messages import as_parts
+from agentfsm.engine.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("agentfsm.serve")
 
-# Ids that a client may give: each stands in a path as it is.
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 # Seconds after which a store that does not answer counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
 
@@ -83,7 +82,7 @@ class Gateway:
     """Admits requests and new runs."""
 
     four_eyes: bool = False
-    """Whether no user may approve or settle the calls of its own runs."""
+    """Whether no user may approve or settle a call that it has shaped, and an edit needs a second approver."""
 
     continuation: Continuation | None = None
     """Continues a run on request, on a server without agents. None: not by this server."""
@@ -265,6 +264,7 @@ class Gateway:
         messages: Sequence[Message] = (),
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
+        hook: str = "",
         traceparent: str = "",
         labels: Sequence[Label] = (),
     ) -> tuple[str, bool]:
@@ -277,27 +277,28 @@ class Gateway:
             session: Name of a conversation of the caller.
             messages: A history to continue that is not in the store; only without a session.
             metadata: Data of the caller's own, stored with the run.
-            key: Id of the run. The second start with it returns the same run. None: a new id.
+            key: Key that the client chose, unique for its tenant and user. The second start with it returns the same
+                run. None: a new run.
+            hook: Name of the webhook whose delivery has the key; empty for the key of a client.
             traceparent: Span of the caller, for a server that is not traced itself; empty for none.
             labels: Labels of the task and the history.
 
         Raises:
-            MisuseError: when there is no such agent, the key is not an id, or the prompt or history is not admitted.
-            ConflictError: when the key is that of another run, or the session has a run that is not over.
+            MisuseError: when there is no such agent, the key is empty, too long or not printable, or the prompt or
+                history is not admitted.
+            ConflictError: when the key is that of another run of the caller, or the session has a run that is not over.
             LimitExceededError: when the caller has used its tokens, or has too many runs.
             OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
         prompt, messages = admit(prompt, caller.user), admit_messages(messages, caller.user)
-        if key is not None and _ID.fullmatch(key) is None:
-            raise MisuseError(
-                "the id of a run (`Idempotency-Key`) must have 1 to 200 letters, digits and ._:-, and begin with a "
-                "letter or digit"
-            )
-        known = await self._find_header(key) if key else None
-        if known is not None and not (caller.can_see(known) and known.agent == chosen.name):
+        run_id, known = new_id(), None
+        if key is not None:
+            if not (hook or is_key(key)):
+                raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
+            run_id, known = await self.find_keyed_run(caller, key, hook=hook)
+        if known is not None and known.agent != chosen.name:
             raise _taken_key_error()
-        run_id = key or new_id()
         session_id = None if session is None else caller.qualify_session(session)
         options: StartOptions = {}
         if (rollout := self.rollouts.get(chosen.name)) is not None:
@@ -322,9 +323,13 @@ class Gateway:
         )
         async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
             stored = (await chosen.submit(run)).header
-        if not (caller.can_see(stored) and stored.agent == chosen.name):  # another request was faster
+        if stored.agent != chosen.name:  # another request was faster
             raise _taken_key_error()
         return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one
+
+    async def find_keyed_run(self, caller: Caller, key: str, *, hook: str = "") -> tuple[str, Header | None]:
+        """Return the id of the run for a key of a caller, and its header; None if there is no such run."""
+        return await find_keyed_run(self.runs.store, key, tenant=caller.tenant, user=caller.user, hook=hook)
 
     async def resolve_deps(self, run: Run) -> Any:
         """Return the dependencies of a run."""
@@ -345,6 +350,7 @@ class Gateway:
             encoder=encoder,
             hub=self.hub,
             scopes=self.streams,
+            headers=((b"location", f"/v1/runs/{quote(run_id)}".encode()),),
         )
         await stream.check()
         return stream
@@ -444,23 +450,9 @@ class Gateway:
             if (why := agent.model.unsupported_part(part)) is not None:
                 raise MisuseError(f"{agent.model.name} cannot take this: {why}")
 
-    def check_decider(self, header: Header, caller: Caller) -> None:
-        """Check that a caller may decide on the calls of a run, where four eyes are asked for.
-
-        Raises:
-            ForbiddenError: when it is the caller's own run.
-        """
-        if (self.four_eyes or caller.four_eyes) and header.user == caller.user:
-            raise ForbiddenError("this is your own run: another person has to decide on its calls")
-
-    def check_controller(self, caller: Caller) -> None:
-        """Check that a caller may begin or change the work of another user's run, whose calls it may approve.
-
-        Raises:
-            ForbiddenError: when four eyes are asked for.
-        """
-        if self.four_eyes or caller.four_eyes:
-            raise ForbiddenError("this is another user's run, whose calls you may approve: its own user may do this")
+    def decide_as(self, caller: Caller) -> Runs:
+        """Return the client by which a caller approves and settles calls, under four eyes if they are asked for."""
+        return attrs.evolve(self.runs, four_eyes=True) if self.four_eyes or caller.four_eyes else self.runs
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or else that of a sub-agent."""

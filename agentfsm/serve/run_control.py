@@ -42,15 +42,16 @@ async def approve_call(
 
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
-        ForbiddenError: when the caller lacks the scope "approve", or another person has to decide.
+        ForbiddenError: when the caller lacks the scope "approve".
+        FourEyesError: when four eyes are asked for, and the caller has shaped the call.
         ConflictError: when the call was decided already, its time is up, or the digest differs.
         MisuseError: when the run does not wait for this, or the arguments do not fit.
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    gateway.check_decider(header, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
-    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
+    runs = gateway.decide_as(caller)
+    await runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
 async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, message: str = "") -> None:
@@ -88,8 +89,6 @@ async def decide_calls(
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    if approve:
-        gateway.check_decider(header, caller)
     pending = (await gateway.runs.load(header.id)).pending
 
     def find(shown: ShownCall) -> Pending:
@@ -101,7 +100,7 @@ async def decide_calls(
 
     text = admit_answer(message, caller.user)
     yes, no = ([find(each) for each in shown] for shown in (approve, reject))
-    await gateway.runs.decide(approve=yes, reject=no, message=text, by=caller.user)
+    await gateway.decide_as(caller).decide(approve=yes, reject=no, message=text, by=caller.user)
 
 
 async def answer_call(
@@ -148,11 +147,9 @@ async def send_text(
     """
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
-    if header.user != caller.user:
-        gateway.check_controller(caller)
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
-    await gateway.runs.send(header.id, parts, key=key, priority=priority, kind=kind)
+    await gateway.runs.send(header.id, parts, key=key, priority=priority, kind=kind, by=caller.user)
 
 
 async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: str = "") -> None:

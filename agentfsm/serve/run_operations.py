@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 async def create_run(gateway: Gateway, request: Request, caller: Caller, body: bodies.StartBody) -> Response:
-    """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run.
+    """Start a run. A second request of the user with the same `Idempotency-Key` returns the same run.
+
+    `Location` and `id` name the run.
 
     `traceparent` names the span that the run is below, unless the server itself is traced: then it is the server's.
     """
@@ -162,10 +164,11 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
     """Record the outcome of a call that was in flight when its worker died."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    gateway.check_decider(header, caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
     result, failed = admit_answer(body.result, caller.user), admit_answer(body.failed, caller.user)
-    await gateway.runs.settle(tool_run, body.call_id, result=result, failed=failed, rerun=body.rerun, by=caller.user)
+    await gateway.decide_as(caller).settle(
+        tool_run, body.call_id, result=result, failed=failed, rerun=body.rerun, by=caller.user
+    )
     return await _accept(gateway, header.id)
 
 
@@ -225,15 +228,15 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     is_foreign = not gateway.agents and gateway.continuation is not None
     run = await gateway.load(header) if is_foreign else None
     agent = gateway.find_agent(header.agent) if run is None else await _open_agent(gateway, run)
-    if header.user != caller.user:
-        gateway.check_controller(caller)
-    elif lost := set(header.roles) - set(caller.roles):
+    if header.user == caller.user and (lost := set(header.roles) - set(caller.roles)):
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
     fork_id = new_id()
     async with gateway.admission.admit_run(caller, agent.name, fork_id):
-        run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold)
+        run = await agent.fork(
+            header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold, by=caller.user
+        )
     return JSONDocument(await build_run_document(gateway.runs.store, run), 201, {"location": f"/v1/runs/{run.id}"})
 
 

@@ -12,12 +12,12 @@ import attrs
 from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
 from agentfsm.ports.store import RunSummary
 from agentfsm.ports.stored import (
@@ -206,6 +206,8 @@ def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
 
 def decision_word(item: InboxItem) -> str:
     """Return the effect of a decision on its call, for example "approved"."""
+    if isinstance(item, Approve) and item.edit_only:
+        return "edited"
     return _DECISION_WORDS.get(type(item), "decided")
 
 
@@ -313,7 +315,7 @@ def _comparison_key(item: InboxItem) -> tuple[object, ...]:
         case Settle():
             return Settle, item.outcome, item.content
         case Approve():
-            return Approve, item.arguments
+            return Approve, item.arguments, item.edit_only
         case GiveInput():
             return GiveInput, json.dumps(item.answers, sort_keys=True), item.digest
     return (type(item),)

@@ -255,7 +255,7 @@ class _RunMeter:
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():
                 yield from self._measure_call(event.result, event.at)
-            case e.ApprovalGiven(arguments=str()):
+            case e.ApprovalGiven(arguments=str()) | e.ApprovalAsked(arguments=str()):
                 yield self._build(SIGNALS, 1.0, event.at, EDITED)
             case e.LimitReached() | e.Failed():
                 for entry in before.open:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm._concurrency import in_copied_context
-from agentfsm.core.inner_ids import build_inner_id
 from agentfsm.core.labels import Label, LabelSource, join_labels
+from agentfsm.core.run_ids import build_inner_id
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall

@@ -8,17 +8,23 @@ from agentfsm.stores import SQLiteStore
 ADD = ("schedule", "add", "sums", "app:adder", "2 + 2", "--cron", "0 3 * * *", "--tz", "Europe/Vienna")
 
 
-def backdate(here, name, seconds):
-    """Let a schedule look as if no worker had been there for a while."""
+def change_record(here, name, change):
+    """Replace fields of the record of a schedule by those that a function returns; return the fields before."""
 
     async def act():
         store = SQLiteStore(here.folder / ".agentfsm" / "runs.db")
         record = await store.read_record(SCHEDULE_KIND, name)
-        value = {**record.value, "done_until": record.value["done_until"] - seconds}
+        value = {**record.value, **change(record.value)}
         await store.write_record(SCHEDULE_KIND, name, value, revision=record.revision)
         await store.aclose()
+        return record.value
 
-    anyio.run(act)
+    return anyio.run(act)
+
+
+def backdate(here, name, seconds):
+    """Let a schedule look as if no worker had been there for a while."""
+    change_record(here, name, lambda value: {"done_until": value["done_until"] - seconds})
 
 
 def test_a_schedule_from_the_command_line(here):
@@ -59,6 +65,7 @@ def test_a_span_of_time_is_backfilled(here):
     assert here.json(*span, "--agent", "app:adder") == {
         "created": [],
         "existing": ["sums:2026-03-28T02:00Z", "sums:2026-03-29T01:00Z"],
+        "taken": [],
     }
     here("schedule", "backfill", "sums", "--from", "yesterday", "--to", "2026-03-30", code=2)
     assert "'yesterday' is not a valid time" in here.err
@@ -75,3 +82,17 @@ def test_mistakes_are_named(here):
     here(*ADD[:4], "3 + 3", *ADD[5:], code=1)
     assert "there is another schedule 'sums': replace it" in here.err
     here(*ADD[:4], "3 + 3", *ADD[5:], "--replace")
+
+
+def test_a_schedule_is_shown_with_its_conflicts(here):
+    """The definition, and the newest time without its run; a record without conflicts is as version 0.2 reads it."""
+    here(*ADD, "--user", "ann", "--tenant", "acme")
+    lines = here("schedule", "show", "sums").splitlines()
+    assert lines[1:] == ["prompt: 2 + 2", "for: user ann, tenant acme"]
+
+    conflicts = {"conflicts": 2, "last_conflict": "sums:2026-11-28T02:00Z"}
+    assert not conflicts.keys() & change_record(here, "sums", lambda _: conflicts).keys()
+    shown = here("schedule", "show", "sums").splitlines()
+    assert shown[:-1] == lines
+    assert "2 times got no run" in shown[-1]
+    assert here.json("schedule", "show", "sums")["last_conflict"] == "sums:2026-11-28T02:00Z"

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, RunContext, RunNotFoundError, State, tool
-from agentfsm.core.inner_ids import find_caller
+from agentfsm.core.run_ids import find_caller
 from agentfsm.flow import Flow, step
 from agentfsm.ports import ALL_RUNS, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore

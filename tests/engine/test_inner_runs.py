@@ -19,9 +19,9 @@ from agentfsm import (
     TransientError,
     tool,
 )
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import ToolCall
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.flow import Flow, step
 from agentfsm.ports import Emit, Filter, Model, Reply, Request
@@ -336,8 +336,8 @@ def attempt_at(run, scripted):
 async def test_nobody_can_take_the_id_of_an_inner_run(store):
     """Ids of this form are refused at every start, so a client cannot prepare the answer of a call."""
     agent, _ = helper(store)
-    taken = attempt_at(agent.start("x", id="r1"), call("look")).next_run_id()
-    with pytest.raises(MisuseError, match="has the form of ids of runs that the call of a tool starts"):
+    taken = str(attempt_at(agent.start("x", id="r1"), call("look")).next_run_id())
+    with pytest.raises(MisuseError, match="has the form of the ids of runs that the call of a tool starts"):
         agent.start("y", id=taken)
     run = await agent.run("z")
     with pytest.raises(MisuseError, match="has the form"):

@@ -82,18 +82,19 @@ async def test_a_run_is_that_of_the_key(mode):
     """From start to answer; tenant, user and session are those of the credential, as in the gateway's own API."""
     agent = Agent(ScriptedModel(say("hello"), say("again")), name="greeter", store=MemoryStore())
     async with serving(agent) as server, connected(server, mode=mode) as client:
-        run = await said(client, "start", prompt="hi", session="s", run_id="r1")
+        run = await said(client, "start", prompt="hi", session="s", key="r1")
         assert (run["status"], run["answer"]) == ("done", "hello")
-        assert await said(client, "start", prompt="hi", session="s", run_id="r1") == run
-        assert await said(client, "status", run_id="r1") == await said(client, "result", run_id="r1") == run
-        shown = (await server.get("/v1/runs/r1", headers=named("ann", "acme"))).json()
+        assert await said(client, "start", prompt="hi", session="s", key="r1") == run
+        run_id = run["run_id"]
+        assert await said(client, "status", run_id=run_id) == await said(client, "result", run_id=run_id) == run
+        shown = (await server.get(f"/v1/runs/{run_id}", headers=named("ann", "acme"))).json()
         assert (shown["user"], shown["session"], shown["output"]) == ("ann", "s", "hello")
-        assert (await agent.load("r1")).header.tenant == "acme"
+        assert (await agent.load(run_id)).header.tenant == "acme"
         await said(client, "start", prompt="more", session="s", agent="greeter")
         pages = [await said(client, "list", limit=1, session="s")]
         pages.append(await said(client, "list", limit=1, session="s", after=pages[0]["after"]))
         assert [row["prompt"] for page in pages for row in page["runs"]] == ["more", "hi"]
-        assert "another" in await refused(client, "start", prompt="something else", run_id="r1")
+        assert "another" in await refused(client, "start", prompt="something else", key="r1")
 
 
 @MODES

@@ -22,7 +22,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
-from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, LeaseTerm, RunSummary, Store, StoredRun
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import suspect_group_size

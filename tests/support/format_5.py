@@ -8,8 +8,9 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
+from agentfsm.core.inbox import Approve, Input
 from agentfsm.core.labels import Label, LabelSource
-from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, ToolResult
+from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, TextPart, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.tool_traits import ToolKind
@@ -28,6 +29,9 @@ FURTHER = (
     e.ToolLost(call_id="p2.3", reason="it has not started", lacks_tool=True),
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
     e.ApprovalGiven(call_id="p1", by="ann", digest="aa"),
+    e.ApprovalAsked(call_id="p1", expires_at=1700604801.0, digest="ab", by="ann", arguments="{}", key="order-16:p1:cd"),
+    e.ApprovalGiven(call_id="p1", by="bob", digest="ab"),
+    e.Observed(inputs=(Input(parts=(TextPart(text="Now."),), by="ann"),)),
     e.ApprovalGiven(call_id="t6.1", by="ann", digest="cc", allowance='allow(pay, to="Bob") of r1/t2.0'),
     e.Resumed(renamed={"refund": "give_back"}),
     e.AttemptFailed(
@@ -63,20 +67,22 @@ FURTHER = (
 
 FORMAT_5 = Format(
     number=5,
-    header=attrs.evolve(FORMAT_4.header, caller="order-16/t1.0", withhold=True, format=5),
+    header=attrs.evolve(FORMAT_4.header, caller="order-16/t1.0", withhold=True, forked_by="ann", format=5),
     journal=FORMAT_4.journal,
     further=FURTHER,
-    items=FORMAT_4.items,
+    items=(*FORMAT_4.items, Approve(call_id="p1", by="ann", arguments="{}", digest="aa", edit_only=True)),
     added=frozenset(
         {
-            *((Header, name) for name in ("caller", "withhold")),
+            *((Header, name) for name in ("caller", "withhold", "forked_by")),
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key", "parameters")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
             *((NativeReply, name) for name in ("model", "prefix")),
             ErrorType.WITHHELD,
             e.AttemptFailed,
-            (e.ApprovalAsked, "tools"),
+            *((e.ApprovalAsked, name) for name in ("tools", "by", "arguments", "key")),
+            (Input, "by"),
+            (Approve, "edit_only"),
             (e.ApprovalGiven, "digest"),
             (e.ApprovalGiven, "allowance"),
             (e.Resumed, "renamed"),

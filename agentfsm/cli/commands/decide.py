@@ -214,7 +214,8 @@ def send(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act(runs: Runs) -> dict[str, Any]:
         at = None if args.at is None else args.at(await runs.store.now())
-        posted = await runs.send(args.id, parts, kind=kind, priority=priority, at=at, key=args.key)
+        by = _resolve_author(args)
+        posted = await runs.send(args.id, parts, kind=kind, priority=priority, at=at, key=args.key, by=by)
         first = posted.item
         if not isinstance(first, Input) or (first.kind, first.parts) != (kind, parts):
             raise ConflictError(f"run {args.id} has another input with the key {args.key!r}: this one was not sent")
@@ -282,7 +283,7 @@ def _send_request(
     store = open_existing_store(location)
 
     async def act_and_load() -> tuple[dict[str, Any], Run, Header]:
-        report = await act(Runs(store, tools=tools or {}))
+        report = await act(Runs(store, tools=tools or {}, four_eyes=getattr(args, "four_eyes", False)))
         return report, *await load_with_root(store, args.id)
 
     report, found, root = run_in_store(store, act_and_load)

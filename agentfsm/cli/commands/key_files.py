@@ -47,7 +47,7 @@ def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
     for option, text in _LIMITS.values():
         added.add_argument(option, metavar="N", type=parse_count, help=text)
     added.add_argument(
-        "--four-eyes", action="store_true", help="the user may not approve or settle the calls of its own runs"
+        "--four-eyes", action="store_true", help="the user may not approve or settle a call that it has shaped"
     )
     added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
 

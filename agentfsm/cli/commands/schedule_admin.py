@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Characters of the name of an agent in the list.
 MAX_AGENT_CHARS: Final = 80
+# Characters of a prompt that are shown.
+MAX_PROMPT_CHARS: Final = 500
 
 
 def add_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -81,6 +83,30 @@ def list_schedules(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(_format_line(*each))
     if not found:
         terminal.err("no schedules")
+    return ExitCode.DONE
+
+
+def show_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print a schedule: its definition, its next time, and the times that another run kept from having theirs."""
+
+    async def act(schedules: Schedules) -> tuple[Schedule, datetime]:
+        return await schedules.get(args.name), (await schedules.next_times(args.name, 1))[0]
+
+    found, first = _act_in_store(args, act)
+    if terminal.json:
+        terminal.document(_describe(found, first))
+        return ExitCode.DONE
+    terminal.out(_format_line(found, first))
+    terminal.out(f"prompt: {one_line(found.prompt, MAX_PROMPT_CHARS)}")
+    owner = [f"{name} {value}" for name, value in (("user", found.user), ("tenant", found.tenant)) if value]
+    if owner:
+        terminal.out(f"for: {', '.join(owner)}")
+    if found.conflicts:
+        count = format_count(found.conflicts, "time")
+        terminal.out(
+            f"conflicts: {count} got no run, because another run had its id; the newest is {found.last_conflict}"
+        )
+        terminal.err("look at that run, delete it, and create the run of its time with `agentfsm schedule backfill`")
     return ExitCode.DONE
 
 
@@ -138,12 +164,14 @@ def backfill_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     found = anyio.run(act)
     if terminal.json:
-        terminal.document({"created": [*found.created], "existing": [*found.existing]})
+        terminal.document({name: [*ids] for name, ids in attrs.asdict(found).items()})
         return ExitCode.DONE
     for run_id in found.created:
         terminal.out(run_id)
     created, existing = (format_count(len(each), "run") for each in (found.created, found.existing))
     terminal.err(f"created {created}; {existing} existed already")
+    for run_id in found.taken:
+        terminal.err(f"no run for {run_id}: another run has this id; delete it, then repeat the command")
     return ExitCode.DONE
 
 

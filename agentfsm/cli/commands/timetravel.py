@@ -48,7 +48,9 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     async def act() -> Run:
         async with found.agent as agent:
             prompt = None if args.prompt is None else admit(args.prompt, user_name())
-            return await agent.fork(args.id, at=args.at, prompt=prompt, id=args.new_id, withhold=args.withhold)
+            return await agent.fork(
+                args.id, at=args.at, prompt=prompt, id=args.new_id, withhold=args.withhold, by=user_name()
+            )
 
     new = anyio.run(act)
     hint = build_hint(new, found.agent, found.store_location)

@@ -24,6 +24,7 @@ from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
     AnswerDrafted,
     AnswerGiven,
+    ApprovalAsked,
     ApprovalGiven,
     ModelFaltered,
     Paused,
@@ -35,11 +36,11 @@ from agentfsm.core.events import (
 )
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
 from agentfsm.core.purposes import usage_by_purpose
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.tier_choice import KEPT
 from agentfsm.core.value import Value
@@ -522,7 +523,7 @@ def _event_fields(event: Event) -> dict[str, Any]:
             return {"how": how, **facts}
         case ToolPaused(pending=pending):
             return facts | {"pending": [format_wait(item) for item in pending]}
-        case ApprovalGiven(arguments=str(text)):
+        case ApprovalGiven(arguments=str(text)) | ApprovalAsked(arguments=str(text)):
             return facts | {"arguments": json.loads(text)}
     return facts
 

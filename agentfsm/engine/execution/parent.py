@@ -44,8 +44,3 @@ class Parent(Value):
 
     renamed: Mapping[str, str] = attrs.field(factory=dict)
     """New names of tools by their names in the journal, for child runs as well."""
-
-
-def child_run_id(run_id: str, call_id: str) -> str:
-    """Return the id of the child run of a call; equal for repeated calls."""
-    return f"{run_id}.{call_id}"

@@ -31,7 +31,7 @@ from agentfsm.core.inbox import (
 )
 from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import JSON, Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.pending import NOT_STARTED, Pending, PendingKind, Question
+from agentfsm.core.pending import BARE_REJECTION, NOT_STARTED, Pending, PendingKind, Question
 from agentfsm.core.plans import PLAN_TOOL, list_plan_calls
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.call_costs import calculate_call_cost
@@ -115,7 +115,7 @@ async def decide_open_calls(
         call_id = entry.call.id
         row = arrived.decisions.get(call_id)
         if row is not None and _permits_run(execution, entry, row):
-            question = _ask_again_if_misfit(execution, entry, row, arrived.now)
+            question = _ask_again(execution, entry, row, arrived.now)
             if question is not None:
                 events.append(question)
                 taken.append(row.number)
@@ -233,10 +233,12 @@ async def _resolve_open_call(
         case Phase.RUNNING, _:
             return await settle_cut_off_call(execution, entry, host)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
-            reason = f" ({message})" if message else ""
-            return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
+            why = f"{BARE_REJECTION[:-1]} ({message})." if message else BARE_REJECTION
+            return e.ToolFinished(result=_build_rejection(entry, why), by=by)
         case Phase.AWAITING_APPROVAL, None if is_late:
-            return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and no answer came in time"))
+            return e.ToolFinished(
+                result=_build_rejection(entry, "not run: a person was asked, and no answer came in time.")
+            )
         case Phase.AWAITING_APPROVAL, _ if row is not None or _has_changed(execution.config, entry):
             return _request_decision_again(execution, entry, row, now)
         case Phase.PAUSED, None:
@@ -444,29 +446,44 @@ def _request_decision_again(execution: Execution, entry: OpenCall, row: PostedIt
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
 
-def _ask_again_if_misfit(execution: Execution, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
-    """Return the repeated question if the arguments of an approval cannot be used; None if the call may run.
+def _ask_again(execution: Execution, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
+    """Return the repeated question if edited arguments cannot be used, or another person has to approve them.
 
-    The approval may have been given without the agent at hand, so that its arguments were not validated. A guard may
-    refuse them, which no approval changes.
+    None if the call may run. The arguments may have been edited without the agent at hand, so that they were not
+    validated. A guard may refuse them, which no approval changes.
     """
-    tool = execution.config.find_tool(entry.call.name)
-    if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
+    decision, tool = row.item, execution.config.find_tool(entry.call.name)
+    if not isinstance(decision, Approve) or decision.arguments is None or (tool is None and not decision.edit_only):
         return None
-    flaw = _find_flaw_of_edit(execution, tool, edit_call(execution.journal.run, entry.call, row.item))
-    if flaw is None:
+    call = edit_call(execution.journal.run, entry.call, decision)
+    flaw = "this program has no such tool" if tool is None else _find_flaw_of_edit(execution, tool, call)
+    if flaw is None and not decision.edit_only:
         return None
-    by = f" by {row.item.by}" if row.item.by else ""
-    text = f"not run as approved{by}: {flaw}"
-    return e.ApprovalAsked(
+    asked = e.ApprovalAsked(
         call_id=entry.call.id,
         # Later than the last deadline, even if the clock has not advanced: the deadline distinguishes the two
         # questions.
-        expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
+        expires_at=max(
+            now + (tool.approval_expires_s if tool is not None else 0.0), nextafter(entry.expires_at or 0.0, inf)
+        ),
         description=entry.description,
-        digest=entry.digest
-        or digest_call(execution.config, tool, entry.call, entry.guarded),  # a question of format 1 has none
-        error=replace_surrogates(text[:DESCRIPTION_CHARS]),
+        digest=entry.digest,
+    )
+    by = f" by {decision.by}" if decision.by else ""
+    if tool is None or flaw is not None:
+        if tool is not None and not entry.digest:  # a question of format 1 has none
+            asked = attrs.evolve(asked, digest=digest_call(execution.config, tool, entry.call, entry.guarded))
+        text = f"not run as {'edited' if decision.edit_only else 'approved'}{by}: {flaw}"
+        return attrs.evolve(asked, error=replace_surrogates(text[:DESCRIPTION_CHARS]))
+    return attrs.evolve(
+        asked,
+        description=describe_call(tool, tool.to_namespace(tool.bind_and_check(call.arguments))),
+        digest=digest_call(execution.config, tool, call, entry.guarded),
+        tools=digest_plan_tools(execution.config, call),
+        error=replace_surrogates(f"the arguments were edited{by}: another person has to approve the call"),
+        by=decision.by,
+        arguments=call.arguments,
+        key=call.key,
     )
 
 
@@ -524,7 +541,7 @@ def describe_call(tool: Tool[..., Any], arguments: Arguments) -> str:
 
 
 def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
-    return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. {NOT_UNASKED}")
+    return build_decided_result(entry, Outcome.REJECTED, f"{why} {NOT_UNASKED}")
 
 
 # Calls whose result comes from outside.

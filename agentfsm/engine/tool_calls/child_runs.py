@@ -16,13 +16,13 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.run_effects import format_names, list_results, may_have_happened
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run, read_header
-from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
 from agentfsm.tools.queue.result_text import GO_ON_WITHOUT

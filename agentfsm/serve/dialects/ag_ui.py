@@ -27,6 +27,7 @@ from agentfsm.serve.run_control import answer_call, reject_call, send_text
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm.core.header import Header
     from agentfsm.core.pending import Pending
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import RunEventStream
@@ -61,7 +62,9 @@ class RunAgentBody(_DialectBody):
     """Id of the conversation: the caller's session of this name."""
 
     runId: _Id  # noqa: N815  the protocol's name
-    """Id of the run. A request that is repeated with it has no further effect."""
+    """Id that the client gives to the run; the caller's own, and not the id in the store. A request that is repeated
+    with it has no further effect.
+    """
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     """The conversation. Only the last message is read, if it is the user's: the store has the others."""
@@ -79,7 +82,7 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
         return await gateway.open_stream(run_id, versions, encoder)
     prompt = _read_prompt(body.messages)
     if prompt is None:  # the client connects to a run
-        header = await gateway.open_run(body.runId, caller)
+        header = await _open_named_run(gateway, caller, body.runId)
         return await gateway.open_stream(header.id, {}, encoder)
     turn = await say(
         gateway,
@@ -95,11 +98,21 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
 
 async def follow_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
     """Stream a run as AG-UI events after `Last-Event-ID` or `after`, whichever protocol started it."""
-    header = await gateway.open_run(request.path_params["run_id"], caller)
+    header = await _open_named_run(gateway, caller, request.path_params["run_id"])
     position = request.headers.get("last-event-id") or request.query_params.get("after", "")
     thread_id = read_session_name(header.session) or header.id
     encoder = AGUIEncoder(thread_id=thread_id, run_id=header.id)
     return await gateway.open_stream(header.id, parse_position(position, header.id), encoder)
+
+
+async def _open_named_run(gateway: Gateway, caller: Caller, name: str) -> Header:
+    """Return the header of a run by the `runId` that its client gave it, or by its id in the store.
+
+    Raises:
+        RunNotFoundError: when there is no such run, or the caller may not see it.
+    """
+    known = (await gateway.find_keyed_run(caller, name))[1]
+    return await gateway.open_run(name if known is None else known.id, caller)
 
 
 # The user's message.
@@ -203,8 +216,7 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
         words = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
         texts = admit_answer(words, caller.user)
         rerun = payload.get("rerun") is True
-        gateway.check_decider(await gateway.open_run(item.run_id, caller), caller)
-        await gateway.runs.settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
+        await gateway.decide_as(caller).settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
     elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
         await send_text(gateway, caller, item.run_id, payload, key=f"resume:{asked.position}")
     else:
@@ -219,8 +231,9 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         arguments = given.get("arguments")
         if not isinstance(arguments, dict | None):
             raise MisuseError("the arguments of an approval must be an object")
-        gateway.check_decider(await gateway.open_run(item.run_id, caller), caller)
-        await gateway.runs.approve(item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest)
+        await gateway.decide_as(caller).approve(
+            item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest
+        )
     else:
         message = given.get("message", "")
         if not isinstance(message, str):

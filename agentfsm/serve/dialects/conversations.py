@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.agent import new_id
-from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Input, Wake
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
@@ -56,8 +55,8 @@ async def say(
         prompt: The message.
         agent: Name of the agent.
         session: Name of the session.
-        key: Id of the message, which becomes the id of a new run. A message that is sent again with it has no effect.
-            None: the message is a new one.
+        key: Key of the message, unique for the caller. A message that is sent again with it has no effect. None: the
+            message is a new one.
         metadata: Data that is stored with a new run.
         request_hash: Hash of the request, by which `was_said` finds a message without a key; empty for none.
         answer: The message as the answer to a question, if the open run waits for one. None: no message answers.
@@ -67,7 +66,7 @@ async def say(
         ConflictError: when the open run waits for something else than a message, or the key is that of another run.
         MisuseError: when the answer does not fit the question.
     """
-    if key is not None and await _exists(gateway.runs, key):
+    if key is not None and (await gateway.find_keyed_run(caller, key))[1] is not None:
         run_id, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
         return Turn(run_id=run_id, versions={})
     run = await find_latest_run(gateway, caller, session)
@@ -80,7 +79,7 @@ async def say(
             prompt,
             agent=agent,
             session=session,
-            key=key or new_id(),
+            key=key,
             metadata=metadata or {},
             traceparent=traceparent,
         )
@@ -132,14 +131,6 @@ async def knows_message(runs: Runs, run_id: str, message_key: str) -> bool:
             continue
         return True
     return False
-
-
-async def _exists(runs: Runs, run_id: str) -> bool:
-    try:
-        await runs.header(run_id)
-    except RunNotFoundError:
-        return False
-    return True
 
 
 async def find_latest_run(gateway: Gateway, caller: Caller, session: str) -> Run | None:

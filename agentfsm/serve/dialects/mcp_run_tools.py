@@ -144,7 +144,7 @@ class CallerRunTools:
         *,
         wait_s: _Wait = START_WAIT_S,
         session: _Name | None = None,
-        run_id: _Name | None = None,
+        key: _Name | None = None,
     ) -> RunDocument:
         """Give an agent a task, and wait a short time for its result.
 
@@ -156,10 +156,10 @@ class CallerRunTools:
             agent: Name of the agent; it may be left out if the server has one.
             wait_s: Seconds to wait for the result.
             session: Name of a conversation; the run continues it.
-            run_id: An id of your choice; a second call with the same id and prompt returns the same run.
+            key: A key of your choice; a second call with the same key and prompt returns the same run.
         """
         check_scope(ctx.deps, "run")
-        started, _ = await self.gateway.start_run(ctx.deps, prompt, agent=agent, session=session, key=run_id)
+        started, _ = await self.gateway.start_run(ctx.deps, prompt, agent=agent, session=session, key=key)
         return await self._wait_for(ctx, started, wait_s)
 
     async def send(self, ctx: _Context, run_id: _Name, text: _Text) -> Noted:

@@ -196,11 +196,15 @@ class _IncomingHooks:
         hook = self.find(request)
         assert hook is not None  # noqa: S101  it is authenticated
         text = admit_answer(request.state.content.decode("utf-8", "replace"), hook.user)  # before it gets its marks
-        digest = hashlib.sha256(request.headers["webhook-id"].encode()).hexdigest()[:32]
         prompt = (TextPart(text=hook.prompt), TextPart(text=fence_untrusted(text)))
-        key = f"hook:{hashlib.sha256(hook.name.encode()).hexdigest()[:8]}:{digest}"
         run_id, is_new = await gateway.start_run(
-            caller, prompt, agent=hook.agent, metadata={"webhook": hook.name}, key=key, labels=[Label.UNTRUSTED]
+            caller,
+            prompt,
+            agent=hook.agent,
+            metadata={"webhook": hook.name},
+            key=request.headers["webhook-id"],
+            hook=hook.name,
+            labels=[Label.UNTRUSTED],
         )
         return JSONResponse({"run_id": run_id, "new": is_new}, 202)
 

@@ -117,6 +117,10 @@ const beginWait = (status) => withCall((call, event) => {
   call.waits.push({ kind: status, from: event.at, to: null });
 });
 
+function editArguments(call, event) {
+  if (event.arguments) Object.assign(call, { proposed: call.arguments, arguments: parseArguments(event.arguments) });
+}
+
 const STEPS = {
   Observed(view, event, version) {
     if (!view.entries.some((each) => each.kind === "prompt")) {
@@ -161,12 +165,15 @@ const STEPS = {
     if (call.status === "paused") call.status = "approved";
     call.informedBy = event.by;
   }),
-  ApprovalAsked: beginWait("asked"),
+  ApprovalAsked(view, event, version) {
+    withCall(editArguments)(view, event, version);
+    beginWait("asked")(view, event, version);
+  },
   ApprovalGiven: withCall((call, event) => {
     endWait(call, event.at);
     call.status = "approved";
     call.approvedBy = event.by ?? "";
-    if (event.arguments) Object.assign(call, { proposed: call.arguments, arguments: parseArguments(event.arguments) });
+    editArguments(call, event);
   }),
   Compacted(view, event, version) {
     note(view, version, "compaction", `${event.why} (${event.tokens_before} → ${event.tokens_after})`);

@@ -1,0 +1,170 @@
+"""The persons who have shaped a call, from the journals: the rule of four eyes, for each door that approves.
+
+A person shapes a call by a prompt, an input, an answer, the reason of a rejection, edited arguments or an edited plan,
+a recorded outcome, or a fork. A deed after the call was written did not shape it, unless it is one to that call, and an
+approval that changes nothing shapes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.audit_records import list_new_calls
+from agentfsm.core.errors import FourEyesError, RunNotFoundError
+from agentfsm.core.messages import Outcome
+from agentfsm.core.pending import BARE_REJECTION
+from agentfsm.core.run_ids import build_inner_id, child_run_id
+from agentfsm.core.value import Value
+from agentfsm.engine.execution.journal import read_header
+from agentfsm.ports.store import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.core.header import Header
+    from agentfsm.core.messages import ToolCall
+    from agentfsm.ports.store import Store
+
+# Limit of a query for the child runs of a run: more than any run has.
+_MAX_CHILDREN: Final = 1_000_000
+
+
+@attrs.frozen(kw_only=True)
+class Influence(Value):
+    """A deed by which a person has shaped a call."""
+
+    person: str
+    """Name of the person."""
+
+    deed: str
+    """The deed: "gave the prompt", "sent input", "answered", "rejected", "edited", "settled" or "forked"."""
+
+    run_id: str
+    """Id of the run in which it was done: that of the call, an earlier one of its session, or one above or below it."""
+
+    call_id: str = ""
+    """Id of the call that it was done to; empty if it concerns the run."""
+
+
+async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence, ...]:
+    """Return the deeds by which persons have shaped a call of a run.
+
+    These are the deeds in the run before the call was written, and those to the call itself; likewise in the runs above
+    it, from which its prompt comes; and all deeds in the runs that it continues, and in the runs below it whose results
+    it has. Deeds without a name, such as input from formats older than 5, are those of the user of the run.
+
+    Args:
+        store: Store of the runs. Runs that it no longer has count for nothing.
+        run_id: Id of the run.
+        call_id: Id of the call.
+    """
+    found: dict[Influence, None] = {}
+    todo: list[tuple[str, str | None]] = [(run_id, call_id)]
+    seen: set[tuple[str, str | None]] = set()
+    while todo:
+        if (step := todo.pop()) in seen:
+            continue
+        seen.add(step)
+        try:
+            stored = await store.read(step[0])
+        except RunNotFoundError:
+            continue
+        header = stored.header
+        deeds, before = _list_deeds(header, stored.events, step[1])
+        found |= dict.fromkeys(deeds)
+        if header.after is not None:
+            todo.append((header.after, None))
+        for origin in await _list_origins(store, header):
+            if origin.parent is not None:
+                todo.append((origin.parent, origin.id.removeprefix(f"{origin.parent}.")))
+            if origin.caller is not None:
+                caller, _, its_call = origin.caller.rpartition("/")
+                todo.append((caller, its_call))
+            if not before:
+                continue
+            children = {row.id for row in await store.runs(Filter(parent=origin.id), limit=_MAX_CHILDREN)}
+            for made in before:
+                below = [child] if (child := child_run_id(origin.id, made.id)) in children else []
+                todo += [(each, None) for each in (*below, *await _list_inner_runs(store, origin.id, made))]
+    return tuple(found)
+
+
+async def check_four_eyes(store: Store, run_id: str, call_id: str, by: str) -> None:
+    """Check that a person has not shaped a call that he decides on.
+
+    Raises:
+        FourEyesError: if he has, or has no name.
+    """
+    if not by:
+        raise FourEyesError("four eyes are asked for, so a decision needs the name of its author: give by=")
+    own = next((each for each in await influence(store, run_id, call_id) if each.person == by), None)
+    if own is not None:
+        where = f" {own.call_id}" if own.call_id else ""
+        raise FourEyesError(
+            f"{by!r} may not decide on {call_id} of run {run_id}: {by!r} has shaped it ({own.deed}{where} in run "
+            f"{own.run_id}); another person has to decide"
+        )
+
+
+def _list_deeds(
+    header: Header, events: Sequence[e.Event], call_id: str | None
+) -> tuple[list[Influence], list[ToolCall]]:
+    """Return the deeds in a run that shape a call, or all if it is None, and the calls whose results it has."""
+    found: list[Influence] = []
+    calls: dict[str, ToolCall] = {}
+    closed: list[ToolCall] = []
+    is_written = False
+
+    def add(person: str | None, deed: str, call: str = "") -> None:
+        if name := person or header.user:
+            found.append(Influence(person=name, deed=deed, run_id=header.id, call_id=call))
+
+    add(header.user, "gave the prompt")
+    if header.forked_by:
+        add(header.forked_by, "forked")
+    for event in events:
+        match event:
+            case e.ToolsChosen() | e.Planned() | e.StepsReady():
+                written = {call.id: call for call in list_new_calls(event)}
+                calls |= written
+                is_written = is_written or call_id in written
+            case e.Observed(inputs=inputs) if not is_written:
+                for each in inputs:
+                    add(each.by, "sent input")
+            case e.ApprovalGiven(arguments=str() as text) | e.ApprovalAsked(arguments=str() as text):
+                calls[event.call_id] = attrs.evolve(calls[event.call_id], arguments=text)
+                if not is_written or event.call_id == call_id:
+                    add(event.by, "edited", event.call_id)
+            case e.InputGiven(answers=answers) if answers and (not is_written or event.call_id == call_id):
+                add(event.by, "answered", event.call_id)
+            case e.ToolFinished(result=result) if not is_written:
+                closed.append(calls[result.call_id])
+                if event.by and not (result.outcome is Outcome.REJECTED and result.content.startswith(BARE_REJECTION)):
+                    add(event.by, "rejected" if result.outcome is Outcome.REJECTED else "settled", result.call_id)
+    return found, closed
+
+
+async def _list_origins(store: Store, header: Header) -> list[Header]:
+    """Return the headers of a run and of the runs that it was forked from: it has their prompt and their results."""
+    found = [header]
+    while (origin := found[-1].forked_from) is not None:
+        try:
+            found.append(await read_header(store, origin))
+        except RunNotFoundError:
+            break
+    return found
+
+
+async def _list_inner_runs(store: Store, run_id: str, call: ToolCall) -> list[str]:
+    """Return the ids of the runs that the function of a call has started without choosing their ids."""
+    found: list[str] = []
+    while True:
+        inner = build_inner_id(run_id, call, len(found) + 1)
+        try:
+            await read_header(store, inner)
+        except RunNotFoundError:
+            return found
+        found.append(inner)

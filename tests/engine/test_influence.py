@@ -1,0 +1,127 @@
+"""Four eyes: each deed that shapes a call bars its person from deciding on it, and nothing else does."""
+
+import json
+
+import attrs
+import pytest
+
+from agentfsm import Agent, ask_user
+from agentfsm.core.errors import ConflictError, FourEyesError
+from agentfsm.core.events import ApprovalAsked
+from agentfsm.core.plans import Plan
+from agentfsm.planning import Planner
+from agentfsm.runs import Runs
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.shaped_calls import ASK, PAYMENT, WAYS, build_clerk, look, pay, shop
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_a_person_who_has_shaped_a_call_does_not_approve_it(way):
+    """Another one does, and the call runs."""
+    store = MemoryStore()
+    run = await way(store, "eve")
+    [item] = run.pending
+    runs = Runs(store, four_eyes=True)
+    assert item.tool == "pay"
+    assert "eve" in {each.person for each in await runs.influence(item.run_id, item.call_id)}
+    for person in ("eve", ""):
+        with pytest.raises(FourEyesError):
+            await runs.approve(item.run_id, item.call_id, by=person, digest=item.digest)
+    await runs.approve(item.run_id, item.call_id, by="bob", digest=item.digest)
+
+
+async def test_an_edit_needs_a_second_approver():
+    """The call waits again, with the new arguments; the audit has the model's, the editor's and who approved."""
+    agent = shop(MemoryStore())
+    run = await agent.run("pay", user="ann")
+    runs = attrs.evolve(agent.runs, four_eyes=True)
+    edited = {"iban": "FE1", "cents": 9}
+    await runs.approve(run.id, "t1.0", by="eve", arguments=edited, digest=run.pending[0].digest)
+    with pytest.raises(ConflictError, match="edited already by 'eve'"):
+        await runs.approve(run.id, "t1.0", by="bob")
+    waiting = await agent.resume(run.id)
+    [item] = waiting.pending
+    assert (item.arguments, "edited by eve" in item.error) == (edited, True)
+    assert item.digest != run.pending[0].digest
+    with pytest.raises(ConflictError):  # the call that bob saw is no longer this one
+        await runs.approve(run.id, "t1.0", by="bob", digest=run.pending[0].digest)
+    for person in ("eve", "ann"):
+        with pytest.raises(FourEyesError, match="shaped it"):
+            await runs.approve(run.id, "t1.0", by=person)
+    await runs.approve(run.id, "t1.0", by="bob", arguments=edited)  # the same arguments are no edit
+    done = await agent.resume(run.id)
+    assert done.messages[2].content == "paid 9 to FE1"
+    [record] = await agent.audit(run.id)
+    assert (record.approved_by, dict(record.arguments), dict(record.proposed)) == (
+        "bob",
+        edited,
+        {"iban": "DE1", "cents": 5},
+    )
+    edits = [each for each in await agent.history(run.id) if isinstance(each, ApprovalAsked) and each.by]
+    assert [each.key for each in edits] == [record.key]
+    assert (await agent.replay(run.id)).is_faithful
+
+
+async def test_an_edit_that_does_not_fit_changes_nothing():
+    """The call waits with the model's arguments, and the reason."""
+    agent = shop(MemoryStore())
+    run = await agent.run("pay", user="ann")
+    runs = Runs(agent.store, four_eyes=True)  # without the tools, so that the worker finds it
+    await runs.approve(run.id, "t1.0", by="eve", arguments={"iban": "FE1"})
+    [item] = (await agent.resume(run.id)).pending
+    assert "cents" in item.error
+    assert item.arguments == {"iban": "DE1", "cents": 5}
+    await runs.approve(run.id, "t1.0", by="eve")
+
+
+async def test_an_edit_in_the_run_of_a_sub_agent():
+    """The run above waits for the edited call, and goes on once another person has approved it."""
+    store = MemoryStore()
+    agent = shop(store, call("clerk", query="Pay DE1"), tools=[build_clerk(PAYMENT).as_tool(timeout_s=600)])
+    runs = Runs(store, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    [first] = run.pending
+    await runs.approve(first.run_id, first.call_id, by="eve", arguments={"iban": "FE1", "cents": 9})
+    [item] = (await agent.resume(run.id)).pending
+    assert (item.run_id, item.arguments) == (first.run_id, {"iban": "FE1", "cents": 9})
+    with pytest.raises(FourEyesError):
+        await runs.approve(item.run_id, item.call_id, by="eve")
+    await runs.approve(item.run_id, item.call_id, by="bob", digest=item.digest)
+    run = await agent.resume(run.id)
+    assert [record.result for record in await agent.audit(run.id) if record.run_id == item.run_id] == ["paid 9 to FE1"]
+
+
+async def test_an_edited_plan_needs_a_second_approver():
+    """The editor has shaped its steps, too, and they run as edited."""
+
+    def plan(cents):
+        return {"steps": [{"id": 1, "tool": "pay", "arguments": {"iban": "DE1", "cents": cents}}]}
+
+    script = ScriptedModel(json.dumps(plan(5)), say("done"))
+    agent = Agent(script, tools=[pay], planner=Planner(review=True), name="shop", store=MemoryStore())
+    runs = attrs.evolve(agent.runs, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    await runs.approve(run.id, "plan", plan=Plan.from_json(plan(9)), by="eve")
+    run = await agent.resume(run.id)
+    with pytest.raises(FourEyesError):
+        await runs.approve(run.id, "plan", by="eve")
+    await runs.approve(run.id, "plan", by="bob")
+    [item] = (await agent.resume(run.id)).pending
+    assert (item.call_id, item.arguments["cents"]) == ("p1.1", 9)
+    assert {each.person for each in await runs.influence(run.id, "p1.1")} == {"ann", "eve"}
+
+
+async def test_deeds_that_shape_nothing():
+    """A bare approval, a rejection without a reason, and an answer that came after the call was written."""
+    model = ScriptedModel(say("", PAYMENT), say("", PAYMENT), say("", ASK, PAYMENT), say("done"))
+    agent = Agent(model, tools=[pay, look, ask_user], name="shop", store=MemoryStore())
+    runs = attrs.evolve(agent.runs, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    await runs.reject(run.id, "t1.0", by="eve")
+    run = await agent.resume(run.id)
+    await runs.approve(run.id, "t2.0", by="eve")
+    run = await agent.resume(run.id)
+    await runs.answer(run.id, "t3.0", "DE1", by="eve")
+    await runs.approve(run.id, "t3.1", by="eve")
+    assert (await agent.resume(run.id)).output == "done"
