@@ -255,10 +255,10 @@ class ChangeRule(CallGuard, Value):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the run has read untrusted content, and the user has not ordered the call."""
         source = call.labels.get(Label.UNTRUSTED)
-        unclear = call.unclear_readers if self.strict else ()
+        unclear = next(iter(call.unclear_readers), "") if self.strict else ""
         if not call.tool.changes or (source is None and not unclear) or is_ordered(call):
             return None
-        read = f"untrusted content from {source.describe()}" if source is not None else f"results of {unclear[0]}"
+        read = f"untrusted content from {source.describe()}" if source is not None else f"results of {unclear}"
         more = "" if source is not None else ", which does not declare whether strangers write them (reads_untrusted=)"
         return GuardDecision(
             verdict=self.verdict,

@@ -140,7 +140,7 @@ def _list_labels(tool: Tool[..., Any]) -> tuple[Label, ...]:
 
 
 def _list_label_rules(tool: Tool[..., Any]) -> Mapping[Label, Callable[[Arguments], bool]]:
-    rules = {label: getattr(tool, option) for label, option in _LABEL_OPTIONS.items()}
+    rules: dict[Label, Any] = {label: getattr(tool, option) for label, option in _LABEL_OPTIONS.items()}
     return {label: rule for label, rule in rules.items() if callable(rule)}
 
 
