@@ -140,8 +140,7 @@ def _list_labels(tool: Tool[..., Any]) -> tuple[Label, ...]:
 
 
 def _list_label_rules(tool: Tool[..., Any]) -> Mapping[Label, Callable[[Arguments], bool]]:
-    rules: dict[Label, Any] = {label: getattr(tool, option) for label, option in _LABEL_OPTIONS.items()}
-    return {label: rule for label, rule in rules.items() if callable(rule)}
+    return {label: getattr(tool, name) for label, name in _LABEL_OPTIONS.items() if callable(getattr(tool, name))}
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
