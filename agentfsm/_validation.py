@@ -227,8 +227,8 @@ def check_new_id(run_id: str, parent: str | None, caller: str | None = None) -> 
         is_own = isinstance(run_id, DerivedId) or (call is not None and caller == f"{call.run_id}/{call.call_id}")
         if not is_own and (form := find_reserved_form(run_id)) is not None:
             raise MisuseError(
-                f"{run_id[:50]!r} has the form of the ids of {form}, which agentfsm derives: choose another id; if that "
-                "run exists, go on with it by agent.resume(id)"
+                f"{run_id[:50]!r} has the form of the ids of {form}, which agentfsm derives: choose another id; if "
+                "that run exists, go on with it by agent.resume(id)"
             )
     most = MAX_ID_CHARS + len((call.run_id if call is not None else parent) or "")
     if not 1 <= len(run_id) <= most or not run_id.isprintable():
