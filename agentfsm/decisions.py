@@ -240,12 +240,13 @@ def build_allowance(
         )
     given = item.arguments if arguments is None else to_plain_json(arguments, "arguments")
     entry = run.open_call(item.call_id)
-    guarded = entry.guarded
+    asked = entry.guarded if entry.guarded is not None and entry.guarded.verdict is GuardVerdict.ASK else None
     return Allowance(
         id=f"{run.id}/{item.call_id}",
         tool=item.tool,
         arguments={name: given[name] for name in names},
-        asked_by=guarded.rule if guarded is not None and guarded.verdict is GuardVerdict.ASK else "",
+        asked_by="" if asked is None else asked.rule,
+        reason="" if asked is None else asked.reason,
         agent=run.header.agent,
         session=root.session,
         by=by,

@@ -426,6 +426,8 @@ def _edit_call(run: RunFields, event: e.ApprovalAsked | e.ApprovalGiven) -> Tool
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     own = run.open_call(event.call_id)
+    if own.phase is Phase.INTENDED and not event.allowance:
+        raise MisuseError(f"ApprovalGiven does not fit the call {own.call.id} of run {run.id}: no person was asked")
     changes = _evolve_call(
         run,
         event,

@@ -234,7 +234,7 @@ async def test_a_call_that_runs_was_not_decided(store):
             with pytest.raises(ConflictError) as caught:
                 await verb
             errors.append(str(caught.value))
-        assert ["it is running; wait for its result, or cancel" in each for each in errors] == (
+        assert ["executes it; wait for its result, or cancel" in each for each in errors] == (
             [True, True, not approved, not approved]
         )
         assert [each for each in errors if "decided already by ann" in each] == (errors[2:] if approved else [])

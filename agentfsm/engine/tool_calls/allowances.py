@@ -7,17 +7,18 @@ two of them. Each call that it covers has an `ApprovalGiven` that names it, in t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core.calls import OpenCall, parse_arguments
 from agentfsm.core.errors import MisuseError, StoreError
+from agentfsm.core.events import Guarded
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
-from agentfsm.core.messages import JSON
+from agentfsm.core.messages import JSON, ToolCall
 from agentfsm.core.text_safety import format_exact_json
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import read_header
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.store import Store
     from agentfsm.ports.stored import StoreRecord
-    from agentfsm.tools.tool import Tool
+
+# Returns the digest of a call as it is shown to a person, given the question of a guard.
+DigestCall: TypeAlias = Callable[[ToolCall, Guarded | None], str]
 
 ALLOWANCES: Final = "allowance"
 # Seconds for which an allowance holds, as long as an approval waits by default.
@@ -64,6 +67,9 @@ class Allowance(Value):
 
     asked_by: str = ""
     """Rule of a guard that asked about the approved call, as it is written in code; empty if only the tool asked."""
+
+    reason: str = ""
+    """Reason of that rule, as it was shown."""
 
     agent: str = ""
     """Name of the agent whose calls it covers."""
@@ -105,8 +111,14 @@ class Allowance(Value):
         """The rule with the call at which it was given, as the journal names it."""
         return f"{self.rule} of {self.id}"
 
-    def covers(self, agent: str, entry: OpenCall, tool: Tool[..., Any]) -> bool:
-        """Return whether it answers the question about a call that has not started."""
+    def covers(self, agent: str, entry: OpenCall, digest: DigestCall) -> bool:
+        """Return whether it answers the question about a call that has not started.
+
+        Args:
+            agent: Name of the agent.
+            entry: The call.
+            digest: Digest of a call as it is shown now, for the call that was approved: the tool may have changed.
+        """
         guarded = entry.guarded
         if guarded is not None and guarded.verdict is GuardVerdict.ASK and guarded.rule != self.asked_by:
             return False
@@ -115,7 +127,9 @@ class Allowance(Value):
         given = parse_arguments(entry.call)
         if any(name not in given or _write(given[name]) != _write(value) for name, value in self.arguments.items()):
             return False
-        return tool.digest_call(attrs.evolve(entry.call, arguments=self.shown)) == self.digest
+        asked = Guarded(call_id=entry.call.id, verdict=GuardVerdict.ASK, rule=self.asked_by, reason=self.reason)
+        shown = attrs.evolve(entry.call, arguments=self.shown)
+        return digest(shown, asked if self.asked_by else None) == self.digest
 
 
 def _write(value: object) -> str:
@@ -169,7 +183,7 @@ def build_document(allowance: Allowance) -> dict[str, JSON]:
     return {name: getattr(allowance, name) for name in fields}
 
 
-async def find_allowance(execution: Execution, entry: OpenCall, tool: Tool[..., Any]) -> Allowance | None:
+async def find_allowance(execution: Execution, entry: OpenCall, digest: DigestCall) -> Allowance | None:
     """Return the allowance that answers the question about a call that has not started; None if there is none.
 
     A store without records has no allowances.
@@ -185,7 +199,7 @@ async def find_allowance(execution: Execution, entry: OpenCall, tool: Tool[..., 
         journal.log.warning("allowances_not_read", error=type(error).__name__)
         return None
     for allowance in map(read_allowance, records):
-        if allowance is not None and allowance.covers(header.agent, entry, tool) and await _is_kept(store, allowance):
+        if allowance is not None and allowance.covers(header.agent, entry, digest) and await _is_kept(store, allowance):
             return allowance
     return None
 

@@ -7,6 +7,7 @@ passed and the inbox has no decision, none can follow; a decision in the inbox w
 from __future__ import annotations
 
 import json
+from functools import partial
 from math import inf, nextafter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -253,7 +254,7 @@ async def _find_allowance(execution: Execution, entry: OpenCall) -> Allowance | 
         return None
     if entry.call.name == PLAN_TOOL or is_outside_plan(run) or differs_from_plan(run, tool, entry.call):
         return None
-    return await find_allowance(execution, entry, tool)
+    return await find_allowance(execution, entry, partial(digest_call, execution.config, tool))
 
 
 _SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
