@@ -10,6 +10,7 @@ import pytest
 from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, Runs, State, StopReason, tool
 from agentfsm.core.errors import ModelError, ModelUnavailableError, StoreError
 from agentfsm.core.messages import ErrorType, ToolResult
+from agentfsm.core.run_ids import DerivedId
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.subagent import GRACE_S
@@ -518,14 +519,14 @@ async def snapshot(agent: Agent, run_id: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("prompt", ["go", "another job"])
 @pytest.mark.parametrize("state", ["new", "waiting", "driven", "over"])
 async def test_an_agent_does_not_work_in_a_run_that_has_its_id_by_chance(store, asking, state, prompt):
-    """The call fails and says why; the other run is not driven, cancelled or counted."""
+    """As before version 0.3. The call fails and says why; the other run is not driven, cancelled or counted."""
     bank = Bank()
     helper = clerk(bank.stuck()).with_(model=ScriptedModel("through"))
     agent = Agent(asks("clerk"), tools=[helper.as_tool(prompt=lambda _: "go")], store=store)
     if state == "new":
-        await asking.submit(prompt, id=CHILD, user="bob")
+        await asking.submit(prompt, id=DerivedId(CHILD), user="bob")
     else:
-        await asking.run(prompt, id=CHILD, user="bob")
+        await asking.run(prompt, id=DerivedId(CHILD), user="bob")
     if state == "over":
         await asking.cancel(CHILD)
     before = await snapshot(asking, CHILD)
@@ -546,7 +547,7 @@ async def test_an_agent_does_not_work_in_a_run_that_has_its_id_by_chance(store, 
 async def test_a_cancel_leaves_a_run_that_has_the_id_of_an_agent_by_chance(store, asking, state, knows_tools):
     """It is not taken for the run of a call: it goes on, and its end is not told as that of the call."""
     bank = Bank()
-    await asking.run("another job", id=CHILD)
+    await asking.run("another job", id=DerivedId(CHILD))
     if state == "over":
         await asking.cancel(CHILD)
     before = await snapshot(asking, CHILD)

@@ -123,8 +123,8 @@ def test_a_list_of_runs_has_a_header(here):
     ("columns", "header"),
     [
         (200, "ID STATUS UPDATED TURN TOKENS PROMPT"),
-        (80, "ID STATUS UPDATED TURN PROMPT"),
-        (60, "ID STATUS PROMPT"),
+        (80, "ID STATUS UPDATED TURN TOKENS PROMPT"),
+        (45, "ID STATUS PROMPT"),
         (12, "ID ..."),
     ],
 )

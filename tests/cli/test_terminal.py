@@ -46,7 +46,7 @@ def test_a_rule_for_the_session_is_shown_before_it_is_allowed(last):
     item = Pending(kind=PendingKind.APPROVAL, run_id="r", call_id="t1.0", tool="pay", arguments=PAID, digest="d")
     shown, given, decided = [], iter(["s", "amount", "to, n", last]), []
     screen = SimpleNamespace(
-        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices: choices.get(next(given))
+        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices, _help="": choices.get(next(given))
     )
     submission = build_prompter(screen, "r")(item)
     assert any(line.startswith('Rule: allow(pay, to="Ann", n=1)\n') for line in shown)
@@ -77,7 +77,7 @@ def test_calls_of_one_tool_are_asked_about_together(typed, approved, rejected, l
     ]
     shown, given, decided = [], iter(typed), {"approve": (), "reject": ()}
     screen = SimpleNamespace(
-        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices: choices.get(next(given))
+        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices, _help="": choices.get(next(given))
     )
     submission, rest = ask_together(screen, items, "r")
     if submission is not None:

@@ -23,6 +23,7 @@ from tests.support.server_reaper import HANG_S
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
 EVERYWHERE = "0.0.0.0"  # noqa: S104  nothing listens there
+SCOPE = {"type": "http", "method": "POST", "path": "/mcp"}
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 JSON = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 HELLO = {
@@ -194,7 +195,7 @@ async def test_the_token_goes_no_further():
 
     guarded = HTTPGuard(app, build_allowed_hosts("127.0.0.1", []), TOKEN)
     headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
-    await guarded({"type": "http", "headers": headers}, None, None)
+    await guarded(SCOPE | {"headers": headers}, None, None)
     assert seen == [[(b"host", b"localhost")]]
 
 
@@ -207,7 +208,7 @@ async def test_two_tokens_are_none():
 
     right = (b"authorization", f"Bearer {TOKEN}".encode())
     guarded = HTTPGuard(None, build_allowed_hosts("127.0.0.1", []), TOKEN)
-    await guarded({"type": "http", "headers": [(b"host", b"localhost"), right, right]}, None, send)
+    await guarded(SCOPE | {"headers": [(b"host", b"localhost"), right, right]}, None, send)
     assert sent[0]["status"] == 401
 
 
@@ -438,7 +439,7 @@ async def test_host_and_origin_are_read_strictly(called, status):
 
     pairs = [(name.encode(), value.encode("utf-8")) for name, values in headers.items() for value in values]
     guarded = HTTPGuard(app, build_allowed_hosts("10.0.0.7", ["mcp.example.org", "proxy:443"]), None)
-    await guarded({"type": "http", "headers": pairs}, None, send)
+    await guarded(SCOPE | {"headers": pairs}, None, send)
     assert sent[0]["status"] == status
 
 

@@ -239,7 +239,7 @@ async def test_a_run_that_was_stopped_says_why():
     agent = Agent(ScriptedModel(say("", call("add", a=1, b=2))), tools=[add], limits=Limits(turns=1))
     async with Client(agent.as_mcp_server().server) as client:
         run = await said(client, "start", prompt="go")
-    assert (run["status"], run["stop_reason"]) == ("stopped", "max_turns")
+    assert (run["status"], run["stop_reason"]) == ("failed", "max_turns")
     assert run["stop_message"]
     assert "answer" not in run
 

@@ -217,7 +217,10 @@ async def test_a_request_to_the_caller_ends_the_run_with_the_reason(item, words)
 async def test_background_is_refused_before_anything_is_sent():
     with LocalServer([]) as server:
         model = OpenAIResponses("gpt-5", base_url=server.base_url, api_key="key")
-        run = await Agent(model, settings=Settings(extra_body={"background": True})).run("go")
+        options = Settings(extra_body={"background": True})
+        with pytest.raises(MisuseError, match="background"):
+            Agent(model, settings=options)
+        run = await Agent(model, settings=lambda _: options).run("go")
         assert not server.requests
     assert "background" in run.stop_message
 

@@ -28,7 +28,7 @@ from tests.support.gateways import serving
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 DOORS = {}
 # Operations that say nothing to a model: the arguments of an approved call are passed exactly.
-SILENT = {"POST /v1/runs/{run_id}/approve", "POST /v1/runs/{run_id}/resume"}
+SILENT = {f"POST /v1/runs/{{run_id}}/{name}" for name in ("approve", "resume", "revoke")}
 
 
 @pytest.fixture
@@ -147,6 +147,13 @@ async def send(world, run, text):
 @door("POST /v1/runs/{run_id}/reject")
 async def reject(world, run, text):
     return await world.post(f"/v1/runs/{run}/reject", {"call_id": "t1.0", "message": text})
+
+
+@door("POST /v1/runs/{run_id}/decide")
+async def decide(world, run, text):
+    pending = (await world.client.get(f"/v1/runs/{run}")).json()["pending"]
+    shown = [{"call_id": "t1.0", "digest": each["digest"]} for each in pending if each["call_id"] == "t1.0"]
+    return await world.post(f"/v1/runs/{run}/decide", {"reject": shown, "message": text})
 
 
 @door("POST /v1/runs/{run_id}/answer")

@@ -142,15 +142,17 @@ async def test_several_calls_are_decided_on_together():
 
 
 async def test_later_calls_of_a_session_are_allowed_and_that_is_revoked():
-    """With four eyes another person allows them; they run unasked and are counted, until the run's user ends it."""
+    """They run unasked and are counted, until the run's user ends it. With four eyes nothing is allowed beforehand."""
     store, replies = MemoryStore(), [say("", call("pay", amount=5)), say("done")]
     agent = Agent(ScriptedModel(*replies * 3), tools=[pay], name="shop", store=store)
+    own, start = named("ann", "", "run+approve"), {"prompt": "pay", "session": "s", "wait_s": 30}
     async with serving(agent, four_eyes=True) as client:
-        own, start = named("ann", "", "run+approve"), {"prompt": "pay", "session": "s", "wait_s": 30}
         run = (await client.post("/v1/runs", json=start, headers=own)).json()
         path, [item] = f"/v1/runs/{run['id']}", run["pending"]
         answer = {"call_id": item["call_id"], "digest": item["digest"], "allow": ["amount"]}
-        assert (await client.post(f"{path}/approve", json=answer, headers=own)).status_code == 403
+        for headers in (own, named("eve", "", "approve")):
+            assert (await client.post(f"{path}/approve", json=answer, headers=headers)).status_code == 403
+    async with serving(agent) as client:
         assert (await client.get(f"{path}/allowances", headers=own)).json() == {"allowances": []}
         given = await client.post(f"{path}/approve", json=answer, headers=named("eve", "", "approve"))
         assert given.status_code == 202

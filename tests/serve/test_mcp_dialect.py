@@ -231,7 +231,7 @@ async def test_a_shutdown_ends_what_is_open():
     agent = Agent(ScriptedModel(*[say("", call("wait"))] * 2), tools=[wait], name="shop", store=MemoryStore())
     app = serve([agent], auth=read_caller)
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://here", headers=ACCEPT | named())
-    for run_id in ("r1", "r2"):
+    for number in (1, 2):
         async with app.lifespan(), anyio.create_task_group() as tasks:
             opened = await http.post("/mcp", json=HELLO)
             headers = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
@@ -240,10 +240,10 @@ async def test_a_shutdown_ends_what_is_open():
             async def read(method, ended=ended, headers=headers, **options):
                 ended.append(await http.request(method, "/mcp", headers=headers, **options))
 
-            arguments = {"name": "start", "arguments": {"prompt": "go", "run_id": run_id, "wait_s": 60}}
+            arguments = {"name": "start", "arguments": {"prompt": "go", "key": f"r{number}", "wait_s": 60}}
             tasks.start_soon(read, "GET")
             tasks.start_soon(partial(read, "POST", json={**LIST, "method": "tools/call", "params": arguments}))
-            while not (app.gateway.streams and await is_working(agent, run_id)):  # noqa: ASYNC110  there is no event
+            while not (app.gateway.streams and await is_working(agent, number)):  # noqa: ASYNC110  there is no event
                 await anyio.sleep(0.01)
             app.close_streams()
             while len(ended) < 2:  # noqa: ASYNC110  they are on their way
@@ -252,10 +252,10 @@ async def test_a_shutdown_ends_what_is_open():
             assert any('"status":"running"' in each.text or '"status":"queued"' in each.text for each in ended)
 
 
-async def is_working(agent, run_id):
-    """Return whether the call of a run has started."""
-    runs = [row.id for row in await agent.runs.list()]
-    return run_id in runs and any(entry.call.name == "wait" for entry in (await agent.load(run_id)).open)
+async def is_working(agent, count):
+    """Return whether there are so many runs, and the call of the newest has started."""
+    rows = await agent.runs.list()
+    return len(rows) == count and any(entry.call.name == "wait" for entry in (await agent.load(rows[0].id)).open)
 
 
 async def test_it_needs_its_extra(monkeypatch):

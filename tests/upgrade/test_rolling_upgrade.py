@@ -12,6 +12,7 @@ import pytest
 from agentfsm.cli.render.text import format_summaries
 from agentfsm.core.errors import TooNewError
 from agentfsm.core.header import FORMAT
+from agentfsm.engine.run_status import list_statuses
 from tests.support.database_servers import empty_schema
 from tests.support.other_versions import make_first_version, make_next_version
 from tests.support.version_story import Books, make_agent, open_store
@@ -120,7 +121,8 @@ async def test_an_older_worker_leaves_newer_runs_alone(  # noqa: PLR0917
         **dict.fromkeys(NEXT_RUNS, FORMAT + 1),
         **dict.fromkeys(OLD_RUNS, FORMAT),
     }
-    shown = "\n".join(format_summaries(list(before.values()), width=None))
+    rows = list(before.values())
+    shown = "\n".join(format_summaries(rows, await list_statuses(store, rows)))
     assert shown.count(f"needs a newer agentfsm (format {FORMAT + 1})") == len(NEXT_RUNS)
     claims = count_claims(store, monkeypatch)
     with caplog.at_level(logging.WARNING, logger="agentfsm"):

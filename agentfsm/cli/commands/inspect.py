@@ -67,6 +67,8 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return rows, await list_statuses(store, rows)
 
     found, statuses = run_in_store(store, act)
+    if not found:
+        terminal.err("no runs")
     if terminal.json:
         terminal.document({"runs": [build_summary_json(*each) for each in zip(found, statuses, strict=True)]})
         return ExitCode.DONE
@@ -76,8 +78,6 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if standing is not None:
         command = CommandHint(location=resolve_location(args.store)).build(f"show {shlex.quote(standing.id)}")
         terminal.err(f"idle and queued runs stand still until a process executes them. How one continues: {command}")
-    if not found:
-        terminal.err("no runs")
     return ExitCode.DONE
 
 
