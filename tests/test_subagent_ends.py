@@ -570,5 +570,5 @@ async def test_a_run_does_not_take_up_the_run_of_an_agent_that_has_its_id(store)
     await agent.run("go", id="mine")
     before = await snapshot(agent, CHILD)
     with pytest.raises(ConflictError, match="is a child run of 'mine'"):
-        await agent.run(before[0].header.prompt, id=CHILD)
+        await agent.run(before[0].header.prompt, id=DerivedId(CHILD))
     assert await snapshot(agent, CHILD) == before

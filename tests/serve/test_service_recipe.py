@@ -75,7 +75,7 @@ def test_the_recipe_delivers(tmp_path, postgres_database):
             process.send_signal(signal.SIGTERM)
         assert [process.wait(timeout=60) for process in processes[2:]] == [0]
     run = json.loads((tmp_path / "done.json").read_text())
-    assert (run["id"], run["status"], run["user"]) == ("order-1", "done", "ann")
+    assert (run["id"], run["status"], run["user"]) == ((tmp_path / "run.id").read_text().strip(), "done", "ann")
     assert run["output"] == "Your order: book delivered."
     [call] = json.loads((tmp_path / "audit.json").read_text())["calls"]
     assert (call["tool"], call["approved_by"], call["status"]) == ("deliver", "eve", "done")
