@@ -37,7 +37,7 @@ _ERROR_CHARS: Final = 2_000
 _FIRST_ERROR: Final = 400
 _FIRST_REDIRECT: Final = 300
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("agentfsm.openapi")
 
 
 class APIError(ToolError):
@@ -76,9 +76,9 @@ def tools_from_openapi(
     """Make a tool of each operation of an API that an OpenAPI document of version 3.0, 3.1 or 3.2 describes.
 
     A GET, HEAD, OPTIONS, TRACE or QUERY is read-only. Of the other operations the worst is assumed: a call runs alone,
-    is not repeated without asking, and has the labels `sends_out` and `irreversible`, so that guards ask about it. Their
-    requests carry the call's idempotency key as the header `Idempotency-Key`. Redirects are not followed, since they
-    could lead the credentials elsewhere.
+    is not repeated without asking, and has the labels `sends_out` and `irreversible`, so that guards ask about it.
+    Their requests carry the call's idempotency key as the header `Idempotency-Key`. Redirects are not followed, since
+    they could lead the credentials elsewhere.
 
     An operation that no tool can be made of is left out, with the reason in `skipped` of the result.
 

@@ -229,7 +229,7 @@ class _Conversion:
         for keyword, value in schema.items():
             if keyword in _DROPPED or keyword == "$ref" or keyword.startswith("x-"):
                 continue
-            if keyword in _DATA or keyword == "additionalProperties" and value == {}:
+            if keyword in _DATA or (keyword == "additionalProperties" and value == {}):
                 result[keyword] = value
             elif keyword in _BY_NAME and isinstance(value, Mapping):
                 result[keyword] = {

@@ -135,9 +135,8 @@ class Body(Value):
                 raise ArgumentsError(f"{self.argument}: expected an object, for a form")
             if self.media_type == _MULTIPART:
                 return {"files": [part for name, each in value.items() for part in self._iter_parts(name, each)]}
-            text = "&".join(
-                f"{name}={text}" for name, each in value.items() for name, text in self._iter_pairs(name, each)
-            )
+            pairs = [pair for name, each in value.items() for pair in self._iter_pairs(name, each)]
+            text = "&".join(f"{name}={text}" for name, text in pairs)
         else:
             is_text = _is_text(self.media_type) and isinstance(value, str)
             text = value if is_text else json.dumps(value)
@@ -332,7 +331,7 @@ def _build_operation(
 
 
 def find_server(servers: Any) -> str:
-    """Return the URL of the first of some server objects, with the defaults of its variables; empty if there is none."""
+    """Return the URL of the first of some servers, with the defaults of its variables; empty if there is none."""
     server: Any = next(iter(servers or ()), None)
     if not isinstance(server, Mapping):
         return ""

@@ -1,7 +1,7 @@
 """Write values into requests in the styles of OpenAPI.
 
-Names and values are encoded before they are joined, so a separator in a value is not taken for one of the style. A null,
-and an array or object without members, is undefined and left out.
+Names and values are encoded before they are joined, so a separator in a value is not taken for one of the style. A
+null, and an array or object without members, is undefined and left out.
 
 Source: OpenAPI 3.2.0, tables "Style Values" and "Style Examples", and appendices C to E; RFC 6570, 3.2.
 """
