@@ -7,7 +7,7 @@ import binascii
 import json
 import mimetypes
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -81,7 +81,7 @@ class Parameter(Value):
         if self.place == "header":
             text = to_segment(self.name, value, style="simple", explode=self.explode, encode=str)
             return [(self.name, self._check(text, ""))] if text or value == "" else []
-        write = encode_reserved if self.allow_reserved and self.place == "query" else encode
+        write: Callable[[str], str] = encode_reserved if self.allow_reserved and self.place == "query" else encode
         if self.place == "cookie" and self.style == "cookie":
             write = str
         pairs = to_pairs(self.name, value, style=self.style, explode=self.explode, encode=write)
@@ -274,7 +274,6 @@ def find_operations(document: Document) -> Iterator[Operation]:
         try:
             item = document.follow(given)
         except MisuseError as error:
-            item = {"x-unreadable": str(error)}
             yield Operation(
                 name=make_unique(path, taken),
                 ids=frozenset({path}),
@@ -285,6 +284,7 @@ def find_operations(document: Document) -> Iterator[Operation]:
                 server="",
                 unsupported=str(error),
             )
+            continue
         if not isinstance(item, Mapping):
             continue
         named = {method: item[method] for method in METHODS if method in item}
