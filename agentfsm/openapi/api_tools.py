@@ -37,6 +37,9 @@ _ERROR_CHARS: Final = 2_000
 _FIRST_ERROR: Final = 400
 _FIRST_REDIRECT: Final = 300
 
+# Headers that each client of httpx has.
+_HARMLESS_HEADERS: Final = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
+
 _log = logging.getLogger("agentfsm.openapi")
 
 
@@ -124,13 +127,14 @@ def tools_from_openapi(
             names = _list_names(operations)
             raise MisuseError(f"labels= has a rule on {glob!r}, which matches no operation of the document: {names}")
     chosen = _select(operations, include)
+    has_credentials = api.has_credentials
     tools: list[Tool[..., Any]] = []
     skipped: dict[str, str] = {}
     for each in chosen:
         try:
             if each.unsupported:
                 raise MisuseError(each.unsupported)  # noqa: TRY301  one place for all reasons
-            url = servers.find_url(each, has_credentials=api.has_credentials)
+            url = servers.find_url(each, has_credentials=has_credentials)
             if client is None:
                 check_url(url, allow_private=allow_private, role="an API")
             tools.append(_make_tool(api, url, document, each, rules))
@@ -289,7 +293,7 @@ class _API(Value):
         own = self.client
         return bool(self.auth or self.headers) or (
             own is not None
-            and bool(own.auth or own.params or own.cookies or own.headers.keys() - httpx2.AsyncClient().headers.keys())
+            and bool(own.auth or own.params or own.cookies or {*own.headers} - _HARMLESS_HEADERS)
         )
 
     async def send(self, url: str, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:
