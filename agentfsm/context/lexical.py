@@ -29,8 +29,8 @@ LENGTH_WEIGHT: Final = 0.75
 NAME_WEIGHT: Final = 2
 # Tool sets whose index a process caches: each agent's set is scored again with every input.
 INDEX_CACHE_SIZE: Final = 16
-# Texts whose words a process caches: `find_tools` searches nearly the same tools as the selection before it, and to read
-# the words of 1,222 tools takes 0.3 s.
+# Texts whose words a process caches: `find_tools` searches nearly the same tools as the selection before it, and to
+# read the words of 1,222 tools takes 0.3 s.
 TEXT_CACHE_SIZE: Final = 2_048
 
 # English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so

@@ -308,7 +308,7 @@ def _parse_yaml(text: str, file: Path) -> Any:
         ("bool", r"true|false|True|False|TRUE|FALSE", "tTfF"),
         ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
         ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-        ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+        ("float", r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
         ("merge", "<<", "<"),
     ):
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"^(?:{pattern})$"), list(first))
