@@ -134,7 +134,7 @@ def tools_from_openapi(
         try:
             if each.unsupported:
                 raise MisuseError(each.unsupported)  # noqa: TRY301  one place for all reasons
-            url = servers.find_url(each, has_credentials=has_credentials)
+            url = servers.find_url(each, has_credentials=has_credentials, allow_private=allow_private)
             if client is None:
                 check_url(url, allow_private=allow_private, role="an API")
             tools.append(_make_tool(api, url, document, each, rules))
@@ -181,14 +181,14 @@ class _Servers(Value):
     url: str
     """URL that paths are appended to."""
 
-    declared: tuple[str, ...]
-    """URLs of the document's own servers, for all operations."""
+    replaced: tuple[str, ...]
+    """URLs of the document in whose place it is used."""
 
     origins: frozenset[tuple[str, str, int | None]]
     """Schemes, hosts and ports that get credentials."""
 
     hosts: tuple[str, ...]
-    """Further hosts that get credentials over HTTPS."""
+    """Further hosts that get credentials."""
 
     @classmethod
     def build(cls, document: Document, base_url: str | None, hosts: tuple[str, ...]) -> _Servers:
@@ -206,24 +206,27 @@ class _Servers(Value):
         if "?" in url or "#" in url:
             raise MisuseError(f"{url!r} is the URL that paths are appended to: give it without a query and a fragment")
         known = [url] if base_url is not None else [each for each in declared if each.startswith(("http:", "https:"))]
-        return cls(url=url, declared=tuple(declared), origins=frozenset(map(_find_origin, known)), hosts=hosts)
+        replaced = () if base_url is None else tuple(declared)
+        return cls(url=url, replaced=replaced, origins=frozenset(map(_find_origin, known)), hosts=hosts)
 
-    def find_url(self, operation: Operation, *, has_credentials: bool) -> str:
+    def find_url(self, operation: Operation, *, has_credentials: bool, allow_private: bool) -> str:
         """Return the URL that the path of an operation is appended to.
 
         Raises:
             MisuseError: if the credentials must not be sent there.
         """
-        if not operation.server or operation.server in self.declared:
+        if not operation.server or operation.server in self.replaced:
             return self.url
         url = urljoin(f"{self.url.rstrip('/')}/", operation.server)
         scheme, host, port = origin = _find_origin(url)
-        allowed = scheme == "https" and any(matches_host(each, host, port or 443) for each in self.hosts)
-        if has_credentials and origin not in self.origins and not allowed:
-            raise MisuseError(
-                f"the document sends it to {url}, and the credentials are for other hosts: to send them there as well, "
-                f"give hosts=[{host!r}]"
-            )
+        if has_credentials and origin not in self.origins:
+            if not any(matches_host(each, host, port or (80 if scheme == "http" else 443)) for each in self.hosts):
+                entry = host if port is None else f"{host}:{port}"
+                raise MisuseError(
+                    f"the document sends it to {url}, and the credentials are for other hosts: to send them there as "
+                    f"well, give hosts=[{entry!r}]"
+                )
+            check_url(url, allow_private=allow_private, role="an API")
         return url
 
 
@@ -292,8 +295,7 @@ class _API(Value):
         """Whether requests carry anything that the server of another host must not learn."""
         own = self.client
         return bool(self.auth or self.headers) or (
-            own is not None
-            and bool(own.auth or own.params or own.cookies or {*own.headers} - _HARMLESS_HEADERS)
+            own is not None and bool(own.auth or own.params or own.cookies or {*own.headers} - _HARMLESS_HEADERS)
         )
 
     async def send(self, url: str, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:

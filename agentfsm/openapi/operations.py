@@ -126,7 +126,7 @@ class Body(Value):
         """Return the arguments of the HTTP client that send the value.
 
         Raises:
-            ArgumentsError: if it is no object where there is a form, or a file is not as its schema says.
+            ArgumentsError: if there has to be an object, for a form, or the bytes of a file are not in Base64.
         """
         if self.media_type in {_FORM, _MULTIPART}:
             if value is None:

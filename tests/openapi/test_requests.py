@@ -231,6 +231,7 @@ def with_servers(**servers: Any) -> dict:
     """Return a document in which a path and an operation may have servers of their own."""
     document = describe({"servers": servers.get("operation", [])}, method="get")
     document["paths"]["/x"]["servers"] = servers.get("path", [])
+    document["servers"] += servers.get("document", [])
     return document
 
 
@@ -260,6 +261,11 @@ UPLOAD = [{"url": "https://upload.example.org/api"}]
             "https://eu.example.org/x",
         ),
         (
+            with_servers(path=[{"url": "https://eu.example.org"}], document=[{"url": "https://eu.example.org"}]),
+            {"auth": "t"},
+            "https://eu.example.org/x",
+        ),
+        (
             with_servers(path=[{"url": "https://api.example.org/v1"}]),
             {"auth": "t", "base_url": "https://proxy.example.org"},
             "https://proxy.example.org/x",
@@ -286,7 +292,6 @@ async def test_a_request_goes_to_the_server_that_the_document_names(document, op
         (UPLOAD, {"auth": "t", "base_url": "https://proxy.example.org"}),
         ([{"url": "http://api.example.org/v1"}], {"auth": "t"}),
         ([{"url": "https://api.example.org:8443"}], {"auth": "t"}),
-        ([{"url": "http://upload.example.org"}], {"auth": "t", "hosts": ["upload.example.org"]}),
     ],
 )
 async def test_credentials_are_sent_to_hosts_that_the_user_allowed(servers, options):
@@ -304,7 +309,9 @@ async def test_credentials_are_sent_to_hosts_that_the_user_allowed(servers, opti
 
 
 def test_wrong_hosts_are_refused():
-    """And a URL with a query, to which no path can be appended."""
+    """So is plain HTTP to one of them, and a URL with a query, to which no path can be appended."""
+    with pytest.raises(MisuseError, match=r"plain HTTP to upload\.example\.org"):
+        tools_from_openapi(with_servers(path=[{"url": "http://upload.example.org"}]), auth="t", hosts=["*.example.org"])
     with pytest.raises(MisuseError, match="which is not a host"):
         tools_from_openapi(describe({}), hosts=["https://x.example.org"])
     with pytest.raises(MisuseError, match="without a query and a fragment"):
