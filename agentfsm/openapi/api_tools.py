@@ -141,7 +141,7 @@ def tools_from_openapi(
         except MisuseError as error:
             if include is not None and not callable(include):
                 raise MisuseError(
-                    f"no tool can be made of {each.method.upper()} {each.path}: {error}; leave it out"
+                    f"no tool can be made of {f'{each.method.upper()} {each.path}'.strip()}: {error}; leave it out"
                 ) from error
             skipped[each.name] = str(error)
     if skipped and not tools:
@@ -193,7 +193,8 @@ class _Servers(Value):
     @classmethod
     def build(cls, document: Document, base_url: str | None, hosts: tuple[str, ...]) -> _Servers:
         """Return the servers of a document, or that of the user in their place."""
-        declared = [find_server([each]) for each in document.content.get("servers") or ()]
+        servers = document.content.get("servers")
+        declared = [find_server([each]) for each in servers] if isinstance(servers, list | tuple) else []
         if base_url is not None and not isinstance(base_url, str):
             raise MisuseError(
                 f"tools_from_openapi(base_url={base_url!r}): give a URL, for example 'https://api.example.org'"

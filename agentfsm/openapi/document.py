@@ -76,6 +76,10 @@ class Document(Value):
                     "`npx swagger2openapi old.json -o new.json`"
                 )
             raise MisuseError(f"tools_from_openapi() expected an OpenAPI 3.0, 3.1 or 3.2 document, found {found}")
+        if not isinstance(content.get("paths") or {}, Mapping):
+            raise MisuseError(
+                "the OpenAPI document has paths that are no object: see its specification, 'Paths Object'"
+            )
         return cls(content)
 
     @property
@@ -322,7 +326,7 @@ def _drop_missing_required(result: dict[str, Any], schema: Mapping[str, Any]) ->
     """Properties that only responses have are removed, so a request does not require them."""
     if isinstance(required := result.get("required"), list) and isinstance(schema.get("properties"), Mapping):
         removed = schema["properties"].keys() - result["properties"].keys()
-        result["required"] = [name for name in required if name not in removed]
+        result["required"] = [name for name in required if not (isinstance(name, str) and name in removed)]
 
 
 def _convert_bounds(schema: dict[str, Any]) -> None:

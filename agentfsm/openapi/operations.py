@@ -231,8 +231,12 @@ class Operation(Value):
             files=self.body is not None and self.body.media_type == _MULTIPART,
         )
         for each in inputs:
-            if each.description and "description" not in properties[each.argument]:
-                properties[each.argument] = {**properties[each.argument], "description": each.description}
+            own = properties[each.argument] if isinstance(properties[each.argument], dict) else {}
+            said = each.description or str(own.get("description") or "")
+            if isinstance(each, Parameter) and each.argument != each.name:
+                said = f"`{each.name}`: {said}".removesuffix(": ")  # "StartTime<" and "StartTime>" differ in it only
+            if said and (own.get("description") is None or said.startswith("`")):
+                properties[each.argument] = {**own, "description": said}
         return {
             "type": "object",
             "properties": properties,
@@ -305,10 +309,11 @@ def _build_operation(
     method, path = target
     given = operation.get("operationId")
     texts = [str(operation.get(key) or "").strip() for key in ("summary", "description")]
-    built = Operation(
+    tags = operation.get("tags")
+    bare = Operation(
         name=name,
         ids=frozenset({name, f"{method.upper()} {path}", *([str(given)] if given else ())}),
-        tags=frozenset(map(str, operation.get("tags") or ())),
+        tags=frozenset(map(str, tags)) if isinstance(tags, list) else frozenset(),
         method=method,
         path=path,
         description="\n\n".join(dict.fromkeys(text for text in texts if text)) or f"{method.upper()} {path}",
@@ -316,28 +321,30 @@ def _build_operation(
     )
     arguments: set[str] = set()
     try:
-        parameters = tuple(
-            _build_parameters(
-                document, (*(item.get("parameters") or ()), *(operation.get("parameters") or ())), arguments
-            )
-        )
+        declared = (*(item.get("parameters") or ()), *(operation.get("parameters") or ()))
+        parameters = tuple(_build_parameters(document, declared, arguments))
         body, unsupported = _build_body(document, document.follow(operation.get("requestBody")), arguments)
     except MisuseError as error:
-        return attrs.evolve(built, unsupported=str(error))
+        return attrs.evolve(bare, unsupported=str(error))
+    except (AttributeError, TypeError) as error:  # a text where an object has to be: the others are to be used
+        return attrs.evolve(
+            bare, unsupported=f"the document describes it in a form that OpenAPI does not have ({error})"
+        )
     missing = set(_PLACEHOLDER.findall(path)) - {each.name for each in parameters if each.place == "path"}
     if missing:
         unsupported = f"its path has {{{min(missing)}}}, which is not among its parameters"
-    return attrs.evolve(built, parameters=parameters, body=body, unsupported=unsupported)
+    return attrs.evolve(bare, parameters=parameters, body=body, unsupported=unsupported)
 
 
 def find_server(servers: Any) -> str:
     """Return the URL of the first of some servers, with the defaults of its variables; empty if there is none."""
-    server: Any = next(iter(servers or ()), None)
+    server = servers[0] if isinstance(servers, list | tuple) and servers else None
     if not isinstance(server, Mapping):
         return ""
-    url = str(server.get("url", ""))
-    for name, variable in (server.get("variables") or {}).items():
-        url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+    url, variables = str(server.get("url", "")), server.get("variables")
+    for name, variable in variables.items() if isinstance(variables, Mapping) else ():
+        if isinstance(variable, Mapping):
+            url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
     return url
 
 

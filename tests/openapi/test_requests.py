@@ -488,3 +488,36 @@ async def test_an_agent_has_1222_tools():
         True
     ] * 3
     assert max(len(request.tools) for request in requests) <= 11
+
+
+def find_places(value: Any, place: tuple = ()) -> list[tuple]:
+    """Return the keys that lead to each part of a JSON value."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, each in members for found in ((*place, key), *find_places(each, (*place, key)))]
+
+
+def test_a_spoilt_operation_does_not_lose_the_document():
+    """Whichever part of it is of the wrong kind, the other operations are tools."""
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "nullable": True}}}
+    upload = {"schema": {"allOf": [schema, {"$ref": "#/components/schemas/S"}]}, "encoding": {"f": {"style": "form"}}}
+    spoilt = {
+        "servers": [{"url": "https://{a}.example.org", "variables": {"a": {"default": "x"}}}],
+        "parameters": [{"name": "q", "in": "query", "style": "form", "schema": {"enum": ["a"]}}],
+        "post": {
+            "tags": ["t"],
+            "parameters": [{"name": "j", "in": "header", "content": {"application/json": {"schema": schema}}}],
+            "requestBody": {"required": True, "content": {MULTIPART: upload}},
+        },
+    }
+    components = {"schemas": {"S": {"properties": {"f": {"format": "binary"}}}}}
+    assert len(tools_from_openapi(describe({}, components=components, path="/y"))) == 1
+    for keys in find_places(spoilt):
+        for value in (None, 3, "x", [3], {"$ref": "#/nothing"}, {"a": None}):
+            document = describe({}, path="/y", components=components)
+            document["paths"]["/x"] = part = json.loads(json.dumps(spoilt))
+            for key in keys[:-1]:
+                part = part[key]
+            part[keys[-1]] = value
+            tools = tools_from_openapi(document)
+            assert "op" in {each.name for each in tools}
+            assert all(tools.skipped.values())
