@@ -87,8 +87,9 @@ def tools_from_openapi(
 
     Args:
         spec: The parsed document, or the path of a file, in YAML if it ends in .yaml or .yml (extra `openapi`).
-        base_url: URL that the paths are appended to, in place of the first of the document's `servers`. The servers
-            that a path or an operation names for itself are used in any case.
+        base_url: URL that the paths are appended to, in place of the document's `servers`, also where a path or an
+            operation repeats one of these. Other servers that it names for itself are used as they are. Default: the
+            first of `servers`.
         auth: A bearer token, a pair of user and password, or an `httpx2.Auth`.
         headers: Further headers of each request, for example an API key. The model does not see them.
         hosts: Further hosts that may get these credentials, such as "upload.example.org" or "*.example.org". Default:
@@ -218,7 +219,10 @@ class _Servers(Value):
         """
         if not operation.server or operation.server in self.replaced:
             return self.url
-        url = urljoin(f"{self.url.rstrip('/')}/", operation.server)
+        try:
+            url = urljoin(f"{self.url.rstrip('/')}/", operation.server)
+        except ValueError as error:
+            raise MisuseError(f"the document sends it to {operation.server!r}, which is not a URL ({error})") from error
         scheme, host, port = origin = _find_origin(url)
         if has_credentials and origin not in self.origins:
             if not any(matches_host(each, host, port or (80 if scheme == "http" else 443)) for each in self.hosts):
