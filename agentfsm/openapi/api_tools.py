@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import attrs
 import httpx2
@@ -329,16 +329,19 @@ class _API(Value):
             headers["Cookie"] = "; ".join(f"{name}={text}" for name, text in rendered["cookie"])
         headers.update(content.pop("headers", {}))
         headers.update(self.headers)
+        # The client's own parameters have the last word, like the headers. They would replace the query of a URL.
+        pairs = [(name, text) for name, text in rendered["query"] if unquote(name) not in client.params]
+        path, _, query = operation.render_url(dict(rendered["path"]), pairs).partition("?")
+        request = client.build_request(operation.method.upper(), server.rstrip("/") + path, headers=headers, **content)
+        if query:
+            own = request.url.query.decode()
+            request.url = request.url.copy_with(query="&".join(filter(None, [query, own])).encode())
         auth = httpx2.USE_CLIENT_DEFAULT if self.auth is None else self.auth
-        async with client.stream(
-            operation.method.upper(),
-            server.rstrip("/") + operation.render_url(dict(rendered["path"]), rendered["query"]),
-            headers=headers,
-            auth=auth,
-            follow_redirects=False,
-            **content,
-        ) as response:
+        response = await client.send(request, auth=auth, follow_redirects=False, stream=True)
+        try:
             return _read_response(response, await _read_body(response))
+        finally:
+            await response.aclose()
 
 
 @cache

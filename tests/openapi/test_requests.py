@@ -334,6 +334,14 @@ async def test_a_path_may_have_a_query_and_a_fragment():
     assert sent.request.url == "https://api.example.org/v1/x?beta=true&q=1"
 
 
+async def test_the_parameters_of_a_client_are_sent_as_well():
+    """They join the query, and replace a parameter of their name, which the model could have written."""
+    parameters = [{"name": name, "in": "query", "explode": False, "schema": ARRAY} for name in ("ids", "key")]
+    document = describe({"parameters": parameters}, method="get")
+    sent = await send(document, {"ids": ["a,b", "c"], "key": ["theirs"]}, client={"params": {"key": "ours"}})
+    assert sent.request.url.raw_path == b"/v1/x?ids=a%2Cb,c&key=ours"
+
+
 async def test_methods_of_version_3_2():
     """QUERY only reads; other methods have names of their own."""
     document = describe({"requestBody": {"content": {"application/json": {}}}}, method="query", version="3.2.0")
