@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -26,6 +26,8 @@ _DROPPED: Final = frozenset(
 _BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 # Keywords whose values are data, in which "$ref" and "nullable" mean nothing.
 _DATA: Final = frozenset({"const", "default", "enum"})
+# Keywords whose schemas describe the same field of a form, or its items.
+_SAME_FIELD: Final = frozenset({"allOf", "anyOf", "items", "oneOf"})
 # Keywords beside which a schema still describes any bytes.
 _FILE_NOTES: Final = frozenset({"contentMediaType", "description", "title"})
 # Longest chain of references that is followed: each reference of a document leads to its target in one or two steps.
@@ -124,13 +126,13 @@ class Document(Value):
         return found
 
     def convert_schemas(
-        self, schemas: Mapping[str, Any], *, files: bool = False
+        self, schemas: Mapping[str, Any], *, files: frozenset[str] = frozenset()
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Convert schemas of the document to JSON Schema.
 
         Args:
             schemas: The schemas of a tool's arguments, by name.
-            files: Whether a schema of bytes becomes one of files, as in the body of an upload.
+            files: Properties that are files, in the body of an upload.
 
         Returns:
             The converted schemas by the same names, and the `$defs` that they refer to.
@@ -139,9 +141,8 @@ class Document(Value):
             MisuseError: if a reference cannot be followed, or the schemas are too large for a tool.
         """
         conversion = _Conversion(self, files=files)
-        return {name: conversion.convert(schema, f"#/properties/{name}") for name, schema in schemas.items()}, dict(
-            conversion.iter_definitions()
-        )
+        converted = {name: conversion.convert(schema, f"#/properties/{name}") for name, schema in schemas.items()}
+        return converted, dict(conversion.iter_definitions())
 
     def is_file(self, schema: Any) -> bool:
         """Return whether a schema describes bytes, or a choice or list of them, in the body of an upload."""
@@ -150,7 +151,7 @@ class Document(Value):
             if not wanted:
                 break
             found = self.follow(wanted.pop(0))
-            if self.is_binary(found):
+            if self.is_binary(found, is_field=True):
                 return True
             if isinstance(found, Mapping):
                 for keyword in ("allOf", "anyOf", "oneOf"):
@@ -158,13 +159,16 @@ class Document(Value):
                 wanted += [found["items"]] if "items" in found else []
         return False
 
-    def is_binary(self, schema: Any) -> bool:
-        """Return whether a schema describes bytes: in OpenAPI 3.0 by its format, later by the keywords it lacks."""
+    def is_binary(self, schema: Any, *, is_field: bool) -> bool:
+        """Return whether a schema describes bytes: by its format, or its media type without an encoding as text.
+
+        From OpenAPI 3.1 on, a schema without keywords does so as well, if it is that of a field of an upload.
+        """
         if not isinstance(schema, Mapping):
             return False
-        if schema.get("format") == "binary" or (not self.is_3_0 and schema.keys() <= _FILE_NOTES):
+        if schema.get("format") == "binary" or ("contentMediaType" in schema and "contentEncoding" not in schema):
             return True
-        return "contentMediaType" in schema and "contentEncoding" not in schema
+        return is_field and not self.is_3_0 and schema.keys() <= _FILE_NOTES
 
     def find_properties(self, schema: Any) -> dict[str, Any]:
         """Return the schemas of the properties that an object has by its schema, with those of `allOf` and choices."""
@@ -186,9 +190,13 @@ class _Conversion:
     """The conversion of the schemas of one tool."""
 
     document: Document
-    files: bool = attrs.field(kw_only=True)
+    files: frozenset[str] = attrs.field(kw_only=True)
     _names: dict[str, str] = attrs.field(factory=dict, init=False)
     """Names in `$defs` by reference."""
+
+    _taken: set[str] = attrs.field(factory=set, init=False)
+    _wanted: list[str] = attrs.field(factory=list, init=False)
+    """References to schemas that are not converted yet."""
 
     _root: str = attrs.field(default="", init=False)
     """Reference, in the tool's schema, to the schema that is converted."""
@@ -204,27 +212,24 @@ class _Conversion:
         self._anchor = schema.get("$dynamicAnchor") if isinstance(schema, Mapping) else None
         return self._convert(schema, 0)
 
-    def iter_definitions(self) -> Any:
-        """Yield the names and schemas of what was referred to."""
-        taken = list(self._names.items())
-        while taken:
-            reference, name = taken.pop(0)
-            known = len(self._names)
+    def iter_definitions(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name and the JSON Schema of each schema that was referred to."""
+        while self._wanted:
+            reference = self._wanted.pop(0)
+            name = self._names[reference]
             yield name, self.convert(self.document.look_up(reference), f"#/$defs/{name}")
-            taken += list(self._names.items())[known:]
 
-    def _convert(self, schema: Any, depth: int) -> Any:
+    def _convert(self, schema: Any, depth: int, *, is_field: bool = False) -> Any:
         self._left -= 1
         if self._left < 0 or depth > _MAX_DEPTH:
             raise MisuseError(
                 f"its schema is too large for a tool: more than {_MAX_SCHEMAS:,} parts, or {_MAX_DEPTH} levels"
             )
         if isinstance(schema, list):
-            return [self._convert(each, depth + 1) for each in schema]
+            return [self._convert(each, depth + 1, is_field=is_field) for each in schema]
         if not isinstance(schema, Mapping):
             return schema
-        is_body = depth == 0 and self._root.startswith("#/properties/")
-        if self.files and not is_body and self.document.is_binary(schema):
+        if self.files and self.document.is_binary(schema, is_field=is_field):
             return {**FILE_SCHEMA, **{name: schema[name] for name in ("description", "title") if name in schema}}
         reference = self._find_reference(schema)
         if reference is not None and self.document.is_3_0:
@@ -233,14 +238,16 @@ class _Conversion:
         for keyword, value in schema.items():
             if keyword in _DROPPED or keyword == "$ref" or keyword.startswith("x-"):
                 continue
-            if keyword in _DATA or (keyword == "additionalProperties" and value == {}):
+            if keyword in _DATA:
                 result[keyword] = value
             elif keyword in _BY_NAME and isinstance(value, Mapping):
                 result[keyword] = {
-                    name: self._convert(each, depth + 1) for name, each in value.items() if not self._is_read_only(each)
+                    name: self._convert(each, depth + 1, is_field=name in self.files)
+                    for name, each in value.items()
+                    if not self._is_read_only(each)
                 }
             elif keyword != "pattern" or not _COSTLY_PATTERN.search(str(value)):
-                result[keyword] = self._convert(value, depth + 1)
+                result[keyword] = self._convert(value, depth + 1, is_field=is_field and keyword in _SAME_FIELD)
         _drop_missing_required(result, schema)
         _convert_bounds(result)
         return _allow_null(result) if schema.get("nullable") is True else result
@@ -250,8 +257,8 @@ class _Conversion:
         if isinstance(reference := schema.get("$ref"), str):
             self.document.look_up(reference)
             if reference not in self._names:
-                taken = set(self._names.values())
-                self._names[reference] = make_unique(unquote(reference).rpartition("/")[2], taken)
+                self._names[reference] = make_unique(unquote(reference).rpartition("/")[2], self._taken)
+                self._wanted.append(reference)
             return f"#/$defs/{self._names[reference]}"
         if schema.get("$recursiveRef") == "#":
             return self._root

@@ -228,7 +228,7 @@ class Operation(Value):
         inputs: list[Parameter | Body] = [*self.parameters, *([self.body] if self.body else [])]
         properties, definitions = document.convert_schemas(
             {each.argument: each.schema for each in inputs},
-            files=self.body is not None and self.body.media_type == _MULTIPART,
+            files=self.body.files if self.body else frozenset(),
         )
         for each in inputs:
             own = properties[each.argument] if isinstance(properties[each.argument], dict) else {}
@@ -396,7 +396,9 @@ def _build_body(document: Document, given: Any, arguments: set[str]) -> tuple[Bo
         required=given.get("required") is True,
         schema=schema,
         description=str(given.get("description") or ""),
-        encoding=content[chosen].get("encoding") or {},
+        encoding={
+            name: each for name, each in (content[chosen].get("encoding") or {}).items() if isinstance(each, Mapping)
+        },
         files=frozenset(
             name
             for name, each in (document.find_properties(schema) if chosen == _MULTIPART else {}).items()

@@ -193,7 +193,7 @@ async def test_an_upload_has_its_files():
         "picture": {},
         "more": ARRAY | {"items": {"type": "string", "contentMediaType": "application/octet-stream"}},
         "note": {"type": "string"},
-        "meta": {"type": "object", "additionalProperties": {}},
+        "meta": {"type": "object", "properties": {"any": {}}, "additionalProperties": {}},
         "tags": ARRAY,
     }
     encoding = {"picture": {"contentType": "image/png, image/jpeg"}, "tags": {"style": "form", "explode": False}}
@@ -201,7 +201,7 @@ async def test_an_upload_has_its_files():
     [tool] = tools_from_openapi(document)
     file = tool.parameters["$defs"]["File"]
     assert (file["required"], file["description"]) == (["filename", "content"], "A table.")
-    assert tool.parameters["properties"]["body"]["properties"]["meta"]["additionalProperties"] == {}
+    assert tool.parameters["properties"]["body"]["properties"]["meta"] == fields["meta"]
     value = {
         "table": {"filename": "a.csv", "content": "1,2"},
         "picture": {"filename": "b.jpg", "content": "aGk=", "base64": True},
