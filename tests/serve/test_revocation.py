@@ -1,6 +1,7 @@
 """Keys that are removed or changed while a request is being answered: each kind of long request ends."""
 
 import base64
+import json
 import time
 from collections import Counter
 
@@ -59,8 +60,8 @@ def rpc(method, **params):
 
 # Requests that last, by kind: method, path and body.
 LONG = {
-    "events": ("GET", "/v1/runs/r/events", None),
-    "AG-UI of a run": ("GET", "/v1/runs/r/ag-ui", None),
+    "events": ("GET", "/v1/runs/RUN/events", None),
+    "AG-UI of a run": ("GET", "/v1/runs/RUN/ag-ui", None),
     "AG-UI": (
         "POST",
         "/v1/agents/shop/ag-ui",
@@ -69,9 +70,9 @@ LONG = {
     "chat": ("POST", "/v1/chat/completions", {"model": "shop", "messages": QUESTION}),
     "chat stream": ("POST", "/v1/chat/completions", {"model": "shop", "messages": QUESTION, "stream": True}),
     "start": ("POST", "/v1/runs", {"prompt": "x", "wait_s": 60}),
-    "wait": ("GET", "/v1/runs/r?wait_s=60", None),
+    "wait": ("GET", "/v1/runs/RUN?wait_s=60", None),
     "MCP listening": ("GET", "/mcp", None),
-    "MCP call": ("POST", "/mcp", rpc("tools/call", name="result", arguments={"run_id": "r", "wait_s": 60})),
+    "MCP call": ("POST", "/mcp", rpc("tools/call", name="result", arguments={"run_id": "RUN", "wait_s": 60})),
 }
 # Endings that tell the client to ask again, by kind; the others are refused as if they came now.
 ENDINGS = {"events": '"reason": "revoked"', "AG-UI of a run": "stream_revoked", "AG-UI": "stream_revoked"}
@@ -85,14 +86,14 @@ async def test_each_long_request_ends_with_its_key(tmp_path):
     other = {"authorization": f"Bearer {add_key(path, attrs.evolve(ANN, user='bob'))}", **ACCEPT}
     keys, results = Keys(APIKeys(path)), {}
     async with serving(paying(), auth=keys, parallel=0) as client:
-        await client.post("/v1/runs", json={"prompt": "x"}, headers=headers | {"idempotency-key": "r"})
+        run_id = (await client.post("/v1/runs", json={"prompt": "x"}, headers=headers)).json()["id"]
         hello = await client.post("/mcp", json=rpc("initialize", **HELLO), headers=headers)
         headers |= {"mcp-session-id": hello.headers["mcp-session-id"]}
         noted = {"jsonrpc": "2.0", "method": "notifications/initialized"}
         await client.post("/mcp", json=noted, headers=headers)
 
         async def ask(kind):
-            method, where, body = LONG[kind]
+            method, where, body = json.loads(json.dumps(LONG[kind]).replace("RUN", run_id))
             async with client.stream(method, where, json=body, headers=headers | {"x-kind": kind}) as answer:
                 results[kind] = answer.status_code, (await answer.aread()).decode()
 
