@@ -47,10 +47,14 @@ _LEVELS: Final = {"minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high"
 # the check for this one (Source: Google's documentation of thought signatures).
 _NO_SIGNATURE: Final = b"skip_thought_signature_validator"
 _BLOCKED: Final = frozenset(
-    {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT"}
+    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "MODEL_ARMOR"}
+    | {"IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION"}
 )
 # The model wrote something that is not a call, or not a reply: another attempt may help.
-_MALFORMED: Final = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "OTHER"})
+_MALFORMED: Final = frozenset(
+    {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE", "OTHER"}
+    | {"IMAGE_OTHER", "NO_IMAGE"}
+)
 
 
 def build_contents(messages: Sequence[Message], provider: str) -> list[types.Content]:
