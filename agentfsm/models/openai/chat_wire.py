@@ -152,6 +152,8 @@ def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
 
 
 def _can_split(dialect: Dialect, before: Message, after: Message) -> bool:
+    if dialect.joins_roles:
+        return isinstance(before, AssistantMessage) != isinstance(after, AssistantMessage)
     # The media of a reply's results are sent after the last result.
     if dialect.sees_neighbours and isinstance(before, ToolResult | AssistantMessage):
         return isinstance(after, AssistantMessage)
