@@ -196,6 +196,7 @@ async def test_an_image_is_sent_inline(google):
             "GEMINI_API_KEY",
         ),
         (reply(finish="SAFETY"), "model_error", ""),
+        (reply({"text": "It is"}, finish="MODEL_ARMOR"), "model_error", "filter"),
         ({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": USAGE}, "model_error", ""),
     ],
 )

@@ -214,6 +214,25 @@ async def test_a_request_to_the_caller_ends_the_run_with_the_reason(item, words)
     assert words in run.stop_message
 
 
+CUSTOM = {"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "run_sql", "input": "select 1"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_call_of_chat_completions_is_explained_as_in_responses(stream):
+    """It is not asked again, and the message says which tool to leave out."""
+    choice = {"index": 0, "finish_reason": "tool_calls"}
+    message = {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}
+    whole = {"object": "chat.completion", "choices": [{**choice, "message": message}]}
+    event = {"object": "chat.completion.chunk", "choices": [{**choice, "delta": message}]}
+    with LocalServer([[event] if stream else whole]) as server:
+        model = OpenAIChat("gpt-5", base_url=server.base_url, api_key="key")
+        run = await Agent(model, settings=Settings(stream=stream)).run("go")
+        assert len(server.requests) == 1
+    assert run.stop_reason is StopReason.MODEL_ERROR
+    assert "The model made a custom tool call" in run.stop_message
+    assert "offer it as a function" in run.stop_message
+
+
 async def test_background_is_refused_before_anything_is_sent():
     with LocalServer([]) as server:
         model = OpenAIResponses("gpt-5", base_url=server.base_url, api_key="key")

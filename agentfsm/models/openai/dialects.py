@@ -123,8 +123,9 @@ def _adapt_to_perplexity(messages: Iterable[dict[str, Any]]) -> Iterator[dict[st
         if message["role"] == "tool":
             message = {"role": "user", "content": f"[Result of {message['tool_call_id']}] {content}"}
         elif calls := message.get("tool_calls"):
-            called = [f"[Call {call['id']}] {call['function']['name']}({call['function']['arguments']})" for call in calls]
-            message = {"role": "assistant", "content": "\n".join(filter(None, [content, *called]))}
+            called = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            lines = [f"[Call {call_id}] {name}({arguments})" for call_id, name, arguments in called]
+            message = {"role": "assistant", "content": "\n".join(filter(None, [content, *lines]))}
         if joined and joined["role"] == message["role"]:
             parts = [_as_parts(joined["content"]), _as_parts(message["content"])]
             joined = {"role": message["role"], "content": [*parts[0], *parts[1]]}
