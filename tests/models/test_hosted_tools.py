@@ -12,10 +12,12 @@ from agentfsm.models import (
     Anthropic,
     CodeExecution,
     FileSearch,
+    Gemini,
     HostedMCP,
     ImageGeneration,
     OpenAIChat,
     OpenAIResponses,
+    URLContext,
     WebSearch,
 )
 from agentfsm.testing import LocalServer, ScriptedModel, WireReply
@@ -242,6 +244,9 @@ async def test_background_is_refused_before_anything_is_sent():
     ("model", "hosted", "words"),
     [
         (lambda: OpenAIChat("gpt-4o", api_key="k"), WebSearch(), "OpenAIResponses"),
+        (lambda: OpenAIResponses("gpt-5", api_key="k"), URLContext(), "no 'url_context'"),
+        (lambda: Gemini("gemini-3.5-flash", api_key="k"), ImageGeneration(), "no 'image_generation'"),
+        (lambda: Gemini("gemini-3.5-flash", api_key="k"), WebSearch(country="FR"), "has no options"),
         (lambda: ScriptedModel("x"), WebSearch(), "executed by the provider"),
         (lambda: Anthropic("claude", api_key="k"), ImageGeneration(), "no 'image_generation'"),
         (lambda: OpenAIResponses("gpt-5", api_key="k"), WebSearch(max_uses=2), "no max_uses"),
