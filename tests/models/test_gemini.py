@@ -2,13 +2,9 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import anyio
-import attrs
 import pytest
 
 from agentfsm import Agent, ImagePart, Limits, MisuseError, Settings, TextPart, UserMessage, tool
@@ -16,26 +12,9 @@ from agentfsm.models import Citation, CodeExecution, Gemini, URLContext, WebSear
 from agentfsm.planning import Planner
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
+from tests.support.google_server import USAGE, Google, reply, serve_google
 
-USAGE = {"promptTokenCount": 20, "candidatesTokenCount": 5, "thoughtsTokenCount": 7, "cachedContentTokenCount": 4}
 SIGNATURE = base64.b64encode(b"signed by google").decode()
-
-
-@attrs.define
-class Google:
-    """A running server: its address, the replies to come, and the requests so far."""
-
-    url: str = ""
-    replies: list[Any] = attrs.field(factory=list)
-    seen: list[dict[str, Any]] = attrs.field(factory=list)
-
-
-def reply(*parts: dict[str, Any], finish: str = "STOP") -> dict[str, Any]:
-    """Return a response with these parts."""
-    return {
-        "candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": finish}],
-        "usageMetadata": USAGE,
-    }
 
 
 CALL = {"functionCall": {"name": "look", "args": {"place": "Rome"}}, "thoughtSignature": SIGNATURE}
@@ -45,38 +24,8 @@ THOUGHT = {"text": "I have to look.", "thought": True}
 @pytest.fixture
 def google() -> Iterator[Google]:
     """A server that answers with the next reply, whole or as events."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            google.seen.append({"path": self.path, "key": self.headers.get("x-goog-api-key"), **body})
-            status, answer = 200, google.replies.pop(0)
-            if isinstance(answer, tuple):
-                status, answer = answer
-            is_stream = "streamGenerateContent" in self.path and status == 200
-            chunks = answer if isinstance(answer, list) else [answer]
-            data = (
-                b"".join(b"data: " + json.dumps(each).encode() + b"\r\n\r\n" for each in chunks)
-                if is_stream
-                else json.dumps(answer).encode()
-            )
-            self.send_response(status)
-            self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    google = Google(f"http://127.0.0.1:{server.server_port}")
-    yield google
-    server.shutdown()
-    server.server_close()
+    with serve_google() as google:
+        yield google
 
 
 @tool(read_only=True)
