@@ -273,6 +273,60 @@ async def test_a_typed_answer_needs_no_forced_call_there(prefix, kind):
     assert not {"tools", "tool_choice"} & body.keys()
 
 
+WINDOWS = {
+    "vLLM": {"/v1/models": {"data": [{"id": "other", "max_model_len": 9}, {"id": "m", "max_model_len": 40_960}]}},
+    "Ollama": {
+        "/v1/models": {"data": [{"id": "m:latest", "owned_by": "library"}]},
+        "/api/ps": {"models": [{"name": "m:latest", "context_length": 4_096}]},
+    },
+    "llama.cpp": {
+        "/v1/models": {"data": [{"id": "m", "meta": {"n_ctx_train": 131_072}}]},
+        "/props": {"default_generation_settings": {"n_ctx": 8_192}},
+    },
+    "LM Studio": {
+        "/v1/models": {"data": [{"id": "m"}]},
+        "/api/ps": {"error": "Unexpected endpoint"},
+        "/props": {"error": "Unexpected endpoint"},
+        "/api/v0/models": {"data": [{"id": "m", "loaded_context_length": 16_384, "max_context_length": 131_072}]},
+    },
+    "none": {"/v1/models": {"data": [{"id": "m", "max_model_len": "long"}]}, "/api/ps": [1], "/props": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "window"),
+    [("vLLM", 40_960), ("Ollama", 4_096), ("llama.cpp", 8_192), ("LM Studio", 16_384), ("none", 128_000)],
+)
+async def test_a_server_of_ones_own_is_asked_for_its_window(server, window, monkeypatch):
+    """Once, after the first reply, so that nothing waits for it; a server that does not say it changes nothing."""
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        asked.append(path)
+        if path == "/v1/chat/completions":
+            return httpx2.Response(200, json={"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
+        found = WINDOWS[server].get(path)
+        return httpx2.Response(404, text="no") if found is None else httpx2.Response(200, json=found)
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+        model = OpenAIChat("m", base_url="http://localhost:8000/v1", http_client=client)
+        model.asks_window = True
+        async with Agent(model) as agent:
+            assert model.window_tokens == 128_000
+            assert [(await agent.run("go")).output for _ in range(2)] == ["hi", "hi"]
+    assert model.window_tokens == window
+    assert len(set(asked)) == len(asked) - 1
+    assert [asked[0], asked[-1]] == ["/v1/chat/completions"] * 2
+
+
+def test_only_servers_of_ones_own_are_asked(monkeypatch):
+    """By their prefixes; a window that is given stays."""
+    monkeypatch.setenv("GROQ_API_KEY", "k")
+    assert [resolve(name).asks_window for name in ("ollama:m", "vllm:m", "groq:m")] == [True, True, False]
+    assert not OpenAIChat("m", base_url="http://localhost:8000/v1").asks_window
+
+
 def test_a_forced_call_is_refused_where_the_server_refuses_it():
     """When the agent is made."""
     model = OpenAIChat("glm-5.1", base_url="https://api.z.ai/api/paas/v4", api_key="k")

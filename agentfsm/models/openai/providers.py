@@ -130,7 +130,9 @@ def create_compatible_model(prefix: str, name: str) -> OpenAIChat:
     from agentfsm.models.openai.chat import OpenAIChat  # noqa: PLC0415  brings the SDK
 
     provider = PROVIDERS[prefix]
-    return OpenAIChat(name, base_url=find_base_url(provider), api_key=find_key(provider))
+    model = OpenAIChat(name, base_url=find_base_url(provider), api_key=find_key(provider))
+    model.asks_window = not provider.needs_key
+    return model
 
 
 def find_base_url(provider: Provider) -> str:
