@@ -66,7 +66,7 @@ async def ask_window(client: openai.AsyncOpenAI, base_url: str, name: str) -> in
         for path, read in _QUESTIONS:
             try:
                 url = root + path.format(name=quote(name, safe=""))
-                response = await client.get(url, cast_to=httpx2.Response, stream=True, stream_cls=None)  # type: ignore[call-overload]
+                response = await client.get(url, cast_to=httpx2.Response, stream=True, stream_cls=None)
                 parts, _ = await read_limited(response, _MAX_BODY_BYTES)
                 found = read(json.loads(b"".join(parts)), name)
             except Exception as error:  # noqa: BLE001  another server, or another form: the next question
