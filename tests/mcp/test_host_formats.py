@@ -1,5 +1,6 @@
 """Files as the hosts of MCP servers write them, and as publishers do: each is read, or one entry is refused by name."""
 
+import contextlib
 import json
 import re
 import stat
@@ -383,6 +384,40 @@ def test_entries_of_hosts_that_cannot_be_used_say_why(tmp_path, name, document, 
     """Each names the file, and the remedy where there is one."""
     with pytest.raises(MCPServerError, match=why):
         load(tmp_path, document, name)
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], {"a": 1}, True])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "http_headers",
+        "env_http_headers",
+        "bearer_token_env_var",
+        "env_vars",
+        "env_keys",
+        "requestOptions",
+        "scopes",
+        "connectionTimeout",
+        "customUserVars",
+        "requiresOAuth",
+        "default_tools_approval_mode",
+        "available_tools",
+    ],
+)
+def test_a_value_of_another_type_is_an_error_of_the_file(tmp_path, key, value):
+    """Never another exception, whatever a key of another host has."""
+    for entry in ({"url": URL, "headers": {}}, {"command": "x", "env": []}, {"url": URL, "headers": "x"}):
+        with contextlib.suppress(MCPServerError):
+            load(tmp_path, {"mcpServers": {"s": {**entry, key: value}}})
+
+
+def test_dates_and_other_keys_of_yaml_are_texts(tmp_path):
+    """An entry is approved as JSON, which has no dates."""
+    (entry,) = load(tmp_path, "mcpServers: {s: {command: x, description: 2026-11-28, version: 3}}", "a.yaml").entries
+    assert json.loads(json.dumps(entry.raw))["description"] == "2026-11-28"
+    build_start_text(entry.transport, entry.raw)
+    with pytest.raises(MCPServerError, match="a name of its own"):
+        load(tmp_path, "mcpServers: [{name: s, command: x}, {name: s, command: y}]", "a.yaml")
 
 
 def test_servers_of_projects_are_offered(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -118,6 +119,8 @@ def _read_file(path: Path) -> dict[str, Any]:
             document = jiter.from_json(_strip_comments(text).encode(), catch_duplicate_keys=True)
     except (ValueError, RecursionError) as error:
         raise MCPServerError(f"{path}: invalid {kind} ({error})") from error
+    if kind != "JSON":  # with dates, and keys that are no texts
+        document = json.loads(json.dumps(document, default=str))
     if not isinstance(document, dict):
         raise MCPServerError(f'{path}: expected a {kind} object with "mcpServers"')
     return document
@@ -152,7 +155,10 @@ def _find_servers(document: Mapping[str, Any], path: Path) -> Mapping[str, Any] 
         if isinstance(found, dict):
             return found
         if is_yaml and isinstance(found, list):  # Continue
-            return {str(each.get("name", number)): each for number, each in enumerate(found) if isinstance(each, dict)}
+            named = {str(each.get("name")): each for each in found if isinstance(each, dict)}
+            if len(named) != len(found):
+                raise MCPServerError(f"{path}: each of its servers must have a name of its own")
+            return named
     roots = {name: plain for name, plain in document.items() if isinstance(plain, dict) and _has_way(plain)}
     return roots or None
 
@@ -165,7 +171,8 @@ def _read_projects(projects: Mapping[str, Any], project: Path) -> tuple[dict[str
         servers = plain.get("mcpServers") if isinstance(plain, dict) else None
         if not isinstance(servers, dict):
             continue
-        off = plain.get("disabledMcpServers") or ()
+        off = plain.get("disabledMcpServers")
+        off = off if isinstance(off, list) else []
         if Path(folder) == project.absolute():
             own = {name: entry for name, entry in servers.items() if name not in off}
         else:

@@ -153,8 +153,10 @@ def _change_tokens(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
         headers["Authorization"] = f"Bearer {key}"
     if headers:
         entry["headers"] = {**headers, **entry.get("headers", {})}
-    names = [*entry.pop("env_vars", ()), *entry.pop("env_keys", ())]
-    names = [each.get("name") if isinstance(each, dict) else each for each in names]
+    named = [entry.pop(key) for key in ("env_vars", "env_keys") if key in entry]
+    if not all(isinstance(each, list) for each in named):
+        raise MisuseError("'env_vars' and 'env_keys' must be lists of names")
+    names = [each["name"] if isinstance(each, dict) and "name" in each else each for part in named for each in part]
     if names:
         entry["env"] = {**{name: f"${{{name}}}" for name in names}, **entry.get("env", {})}
 

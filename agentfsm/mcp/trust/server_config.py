@@ -242,6 +242,8 @@ class _FileReader(Value):
             plain = translate_entry(raw)
         except MisuseError as error:
             raise MCPServerError(f"{where}: {error}") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise MCPServerError(f"{where}: a part of it has another type than its host writes ({error})") from error
         parser = _EntryParser(where, self.variables, self.path, is_gemini=is_gemini_entry(raw, self.path))
         known = {**_STANDARD_KEYS, **(_EXTENSION_KEYS if is_own else _PUBLISHED_KEYS)}
         return parser.parse(name, plain, raw=raw, known=known)
