@@ -355,6 +355,9 @@ def test_times_and_lists_of_codex(tmp_path):
         ("config.yaml", "extensions: {s: {type: builtin, name: developer}}", "a part of Goose"),
         ("config.yaml", "extensions: {s: &a {cmd: x}, t: *a}", "aliases"),
         ("config.yaml", "extensions: [", "invalid YAML"),
+        ("config.yaml", "extensions: \x01", "invalid YAML"),
+        ("config.yaml", "", "expected a YAML object"),
+        ("config.yaml", "extensions: {s: {cmd: x}, s: {cmd: y}}", "the key 's' is there twice"),
         ("config.toml", "[mcp_servers", "invalid TOML"),
         (
             "librechat.yaml",

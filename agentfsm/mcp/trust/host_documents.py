@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -130,9 +131,22 @@ def _parse_yaml(text: str) -> Any:
     with require_extra("a configuration of MCP servers in YAML", "mcp", "yaml"):
         import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  only these hosts need it
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):  # a few lines can stand for gigabytes
-            raise ValueError("aliases (*name) are not supported")
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        nodes, seen = [] if root is None else [root], set[int]()
+        while nodes:
+            node = nodes.pop()
+            if id(node) in seen:  # a few lines can stand for gigabytes
+                raise ValueError("aliases (*name) are not supported")
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                keys = Counter(str(key.value) for key, _ in node.value)
+                if twice := next((key for key, count in keys.items() if count > 1), None):  # YAML keeps the second
+                    raise ValueError(f"the key {twice!r} is there twice")
+                nodes += [value for _, value in node.value]
+            elif isinstance(node, yaml.SequenceNode):
+                nodes += node.value
+        return None if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
