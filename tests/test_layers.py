@@ -94,7 +94,7 @@ VENDORS = {
         "testing/clock.py",
     ),  # which anyio does not bring: its system tasks and clock
     "uvicorn": "web/",
-    "yaml": ("evals/suite_files.py", "openapi/document.py"),
+    "yaml": ("evals/suite_files.py", "mcp/trust/host_documents.py", "openapi/document.py"),
 }
 
 

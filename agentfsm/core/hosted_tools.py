@@ -42,7 +42,7 @@ class HostedTool(Value):
     """Kind of the tool in one word, such as "web_search"."""
 
     default_labels: ClassVar[tuple[Label, ...]] = ()
-    """Labels of tools of this kind: those of a web search and of an MCP server read what strangers can write."""
+    """Labels of tools of this kind: a web search, pages and an MCP server read what strangers can write."""
 
     read_only: ClassVar[bool] = True
     """Whether tools of this kind change nothing outside of the provider's containers. A run that withholds calls is not
@@ -52,8 +52,8 @@ class HostedTool(Value):
     labels: tuple[Label, ...] = attrs.field(
         default=attrs.Factory(lambda tool: tool.default_labels, takes_self=True), converter=as_labels
     )
-    """Labels of what the tool reads and does, such as `["private"]`. Default: "untrusted" for a web search and an MCP
-    server, else none.
+    """Labels of what the tool reads and does, such as `["private"]`. Default: "untrusted" for a web search, pages
+    and an MCP server, else none.
     """
 
     @property
@@ -96,6 +96,15 @@ class WebSearch(HostedTool):
 
     city: str = attrs.field(default="", validator=STRING)
     """City of the user, such as "Paris"; empty if unknown."""
+
+
+@attrs.frozen(kw_only=True)
+class URLContext(HostedTool):
+    """Pages that the provider fetches, by addresses in the prompt and in results of a search."""
+
+    kind = "url_context"
+    default_labels: ClassVar[tuple[Label, ...]] = (Label.UNTRUSTED,)
+    """Results are texts from outside."""
 
 
 @attrs.frozen(kw_only=True)

@@ -320,8 +320,9 @@ class HostedCall(Value):
     """An action of the provider within a reply: a call of a hosted tool, or another item such as a compaction."""
 
     tool: str
-    """Name of the tool: "web_search", "code_execution", "image_generation", "file_search", or the server's and the
-    tool's names for hosted MCP, "crm.find". For any other item, the provider's type, such as "compaction".
+    """Name of the tool: "web_search", "url_context", "code_execution", "image_generation", "file_search", or the
+    server's and the tool's names for hosted MCP, "crm.find". For any other item, the provider's type, such as
+    "compaction".
     """
 
     id: str = ""

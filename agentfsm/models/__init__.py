@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         HostedMCP,
         HostedTool,
         ImageGeneration,
+        URLContext,
         WebSearch,
     )
     from agentfsm.core.messages import Citation, HostedCall, HostedContent, HostedFile
@@ -57,6 +58,7 @@ __all__ = [
     "Throttled",
     "TierClassifier",
     "Tiered",
+    "URLContext",
     "WebSearch",
     "find_profile",
     "from_openai",
@@ -75,6 +77,7 @@ _EXPORT_MODULES = {
     "HostedMCP": "agentfsm.core.hosted_tools",
     "HostedTool": "agentfsm.core.hosted_tools",
     "ImageGeneration": "agentfsm.core.hosted_tools",
+    "URLContext": "agentfsm.core.hosted_tools",
     "WebSearch": "agentfsm.core.hosted_tools",
     "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentfsm._plugins import MODELS, create_from_plugin, find_plugins
 from agentfsm.core.errors import MisuseError
-from agentfsm.models.openai.providers import PROVIDERS, create_compatible_model
+from agentfsm.models.openai.providers import PROVIDERS, RETIRED, create_compatible_model
 from agentfsm.ports.model import Model, ensure_model
 
 
@@ -23,6 +23,8 @@ def resolve(model: str) -> Model:
     prefix, _, name = model.partition(":")
     if name and prefix in find_plugins(MODELS):  # an installed package goes before the table
         return create_from_plugin(MODELS, prefix, name, ensure_model)
+    if name and prefix in RETIRED:
+        raise MisuseError(f"{model!r}: {RETIRED[prefix]}.")
     if not name or prefix not in PROVIDERS:
         known = ", ".join(f"'{each}:'" for each in sorted({*find_plugins(MODELS), *PROVIDERS}))
         msg = (

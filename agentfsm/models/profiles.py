@@ -68,6 +68,9 @@ class ModelProfile(Value):
     has_sampling: bool = True
     """Whether the model has a temperature and `top_p`. Default True."""
 
+    combines_tools: bool = True
+    """Whether a request may have the provider's own tools beside those of the agent or a schema. Default True."""
+
     source: str = ""
     """Source of the row, with its date; empty for a model that is not in the table."""
 
@@ -112,7 +115,7 @@ class ModelProfile(Value):
 DEFAULT_PROFILE: Final = ModelProfile()
 
 _ANTHROPIC: Final = "platform.claude.com/docs: effort, adaptive thinking, preserved thinking; November 2026"
-_GOOGLE: Final = "ai.google.dev/gemini-api/docs: thinking, openai; November 2026"
+_GOOGLE: Final = "ai.google.dev/gemini-api/docs: thinking, openai, tool-combination; November 2026"
 _OPENAI: Final = "developers.openai.com: models, reasoning; November 2026"
 _LIST: Final = "genai-prices 0.2.3; November 2026"
 
@@ -159,7 +162,7 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
         "can_be_silent": False,
         "source": _GOOGLE,
     },
-    "gemini-[12].*": {"thinking": Thinking.NONE, "efforts": (), "can_be_silent": True},
+    "gemini-[12].*": {"thinking": Thinking.NONE, "efforts": (), "can_be_silent": True, "combines_tools": False},
     "gemini-2.5-*": {"thinking": Thinking.BUDGET, "efforts": _FROM_MINIMAL, "budgets": _GEMINI_BUDGETS},
     "gemini-2.5-pro*": {"can_be_silent": False},
     "gemini-*-image*": {"thinking": Thinking.NONE, "efforts": (), "can_be_silent": True},

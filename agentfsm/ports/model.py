@@ -329,7 +329,7 @@ class Model(Protocol):
         """Return why the provider does not have this tool or one of its options; None if it has. Default: no tool."""
         return (
             f"{self.name} has no {tool.name!r}: {type(tool).__name__} is executed by the provider, here of "
-            "agentfsm.models.OpenAIResponses or Anthropic. Use one of these, or leave the tool out"
+            "agentfsm.models.OpenAIResponses, Anthropic or Gemini. Use one of these, or leave the tool out"
         )
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above

@@ -164,8 +164,8 @@ class Tool(Generic[P, R]):
     """JSON Schema of the arguments, without the RunContext parameter."""
 
     dialect: str | None = None
-    """Draft of JSON Schema that `parameters` are written in, as the given schema names it in `$schema`. Clients of an
-    MCP server are shown it, models are not. None: the schema names none.
+    """Draft of JSON Schema that `parameters` are written in, as the given schema names it in `$schema`. It is in
+    `input_schema`, and models are not shown it. None: the schema names none.
     """
 
     bind: Callable[[str], BoundArguments]
@@ -371,6 +371,11 @@ class Tool(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, outside any run."""
         return self.function(*args, **kwargs)
+
+    @property
+    def input_schema(self) -> dict[str, JSON]:
+        """JSON Schema of the arguments, with its draft in `$schema` if it names one, as other programs are shown it."""
+        return ({} if self.dialect is None else {"$schema": self.dialect}) | dict(self.parameters)
 
     @property
     def repeatable(self) -> bool:

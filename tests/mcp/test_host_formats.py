@@ -1,5 +1,6 @@
 """Files as the hosts of MCP servers write them, and as publishers do: each is read, or one entry is refused by name."""
 
+import contextlib
 import json
 import re
 import stat
@@ -143,6 +144,152 @@ HOSTS = {
         {"mcp": {"s": {"type": "local", "command": ["bun", "x"], "environment": {"A": "b"}, "enabled": True}}},
         command("bun", "x", A="b"),
     ),
+    "Codex": (
+        ".codex/config.toml",
+        """model = "gpt-6"
+[mcp_servers.s]
+url = "https://example.org/mcp"
+bearer_token_env_var = "TOKEN"
+http_headers = { "X-A" = "b" }
+env_http_headers = { "X-B" = "HOME" }
+startup_timeout_sec = 20
+tool_timeout_sec = 1200
+enabled_tools = ["read"]
+""",
+        http(**{"Authorization": "Bearer t0p", "X-A": "b", "X-B": "/home/ann"}),
+    ),
+    "Codex, a command": (
+        "config.toml",
+        """[mcp_servers.s]
+command = "npx"
+args = ["-y", "x"]
+env_vars = ["TOKEN"]
+default_tools_approval_mode = "prompt"
+[mcp_servers.s.env]
+A = "b"
+[mcp_servers.off]
+command = "y"
+enabled = false
+""",
+        {**command("npx", "-y", "x"), "env": {"TOKEN": "t0p", "A": "b"}},
+    ),
+    "Continue": (
+        ".continue/mcpServers/s.yaml",
+        """name: Mine
+version: 0.0.1
+schema: v1
+mcpServers:
+  - name: s
+    type: streamable-http
+    url: https://example.org/mcp
+    connectionTimeout: 5000
+    requestOptions:
+      headers: {Authorization: "Bearer ${{ secrets.TOKEN }}"}
+""",
+        http(Authorization="Bearer t0p"),
+    ),
+    "Continue, a command": (
+        "config.yaml",
+        "mcpServers:\n- name: s\n  command: uvx\n  args: [s, --key, '${{ inputs.api-key }}']\n"
+        "  env: {T: '${{ secrets.TOKEN }}'}\n".replace("api-key", "API_KEY"),
+        command("uvx", "s", "--key", "k3y", T="t0p"),
+    ),
+    "Goose": (
+        "config.yaml",
+        """GOOSE_PROVIDER: openai
+extensions:
+  s:
+    name: S
+    type: stdio
+    enabled: true
+    bundled: null
+    cmd: npx
+    args: [-y, x]
+    envs: {A: b}
+    env_keys: [TOKEN]
+    timeout: 1800
+    available_tools: []
+  off: {type: stdio, cmd: y, enabled: false}
+""",
+        {**command("npx", "-y", "x"), "env": {"TOKEN": "t0p", "A": "b"}},
+    ),
+    "Goose, a URL": (
+        "config.yaml",
+        "extensions: {s: {type: streamable_http, uri: 'https://example.org/mcp', headers: {K: '${TOKEN}'}}}",
+        http(K="t0p"),
+    ),
+    "LibreChat": (
+        "librechat.yaml",
+        """version: 1.2.1
+mcpServers:
+  s:
+    type: streamable-http
+    url: https://example.org/mcp
+    initTimeout: 10000
+    timeout: 60000
+    serverInstructions: true
+    chatMenu: false
+    headers: {K: "{{API_KEY}}", L: "${TOKEN}"}
+    customUserVars: {API_KEY: {title: Key, description: The key}}
+""",
+        http(K="k3y", L="t0p"),
+    ),
+    "an extension of Gemini": (
+        "gemini-extension.json",
+        {
+            "name": "ann",
+            "version": "1.0.0",
+            "contextFileName": "GEMINI.md",
+            "settings": [{"name": "Key", "description": "A key", "envVar": "API_KEY", "sensitive": True}],
+            "mcpServers": {"s": {"command": "node", "args": ["${extensionPath}${/}dist${/}s.js"], "env": {"A": "b"}}},
+        },
+        command("node", "{project}/dist/s.js", API_KEY="k3y", A="b"),
+    ),
+    "a devcontainer": (
+        ".devcontainer/devcontainer.json",
+        """{"image": "x", // ours
+  "customizations": {"vscode": {"mcp": {"servers": {"s": {
+    "command": "${localWorkspaceFolder}/run", "env": {"T": "${localEnv:TOKEN}", "U": "${localEnv:NO:none}"}}}}}}}""",
+        command("{project}/run", T="t0p", U="none"),
+    ),
+    "Zed, newer": (
+        ".zed/settings.json",
+        {"context_servers": {"s": {"source": "custom", "command": "x", "args": ["y"], "env": {}, "enabled": True}}},
+        command("x", "y"),
+    ),
+    "Warp": (
+        "mcp.json",
+        {"s": {"command": "npx", "args": ["-y", "x"], "env": {}, "working_directory": None, "start_on_launch": True}},
+        command("npx", "-y", "x"),
+    ),
+    "Amp": (
+        ".amp/settings.json",
+        {"amp.notifications.enabled": True, "amp.mcpServers": {"s": {"url": URL, "headers": {"K": "${TOKEN}"}}}},
+        http(K="t0p"),
+    ),
+    "a server of fastmcp": (
+        "fastmcp.json",
+        {
+            "$schema": "https://gofastmcp.com/public/schemas/fastmcp.json/v1.json",
+            "source": {"path": "s.py", "entrypoint": "mcp"},
+            "environment": {"dependencies": ["httpx"]},
+            "deployment": {"transport": "http", "port": 8000},
+        },
+        command("fastmcp", "run", "{project}/fastmcp.json", "--transport", "stdio"),
+    ),
+    "mcp-remote": (
+        "claude_desktop_config.json",
+        {
+            "mcpServers": {
+                "s": {
+                    "command": "npx",
+                    "args": ["mcp-remote", URL, "--header", "Authorization:${AUTH_HEADER}"],
+                    "env": {"AUTH_HEADER": "Bearer ${TOKEN}"},
+                }
+            }
+        },
+        command("npx", "mcp-remote", URL, "--header", "Authorization:Bearer t0p", AUTH_HEADER="Bearer t0p"),
+    ),
     "Amazon Q": ("mcp.json", {"mcpServers": {"s": {"command": "uvx", "timeout": 120000}}}, command("uvx")),
 }
 
@@ -189,6 +336,114 @@ def test_the_unit_of_a_timeout(tmp_path, entry, seconds):
     """Milliseconds where the host counts so; in entries with our keys, and of hosts that count in seconds, seconds."""
     (found,) = load(tmp_path, {"mcpServers": {"s": {"command": "x", **entry}}}).entries
     assert found.options["timeout_s"] == seconds
+
+
+def test_times_and_lists_of_codex(tmp_path):
+    """Seconds stay seconds, and a list of tools restricts."""
+    name, document, _ = HOSTS["Codex"]
+    (entry,) = load(tmp_path, document, name).entries
+    assert (entry.options["timeout_s"], entry.options["start_s"]) == (1200, 20)
+    assert entry.options["tool_policy"].allow == ("read",)
+    name, document, _ = HOSTS["Codex, a command"]
+    (entry,) = load(tmp_path, document, name).entries
+    assert entry.options["tool_policy"].confirm is True
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "why"),
+    [
+        ("config.yaml", "extensions: {s: {type: builtin, name: developer}}", "a part of Goose"),
+        ("config.yaml", "extensions: {s: &a {cmd: x}, t: *a}", "aliases"),
+        ("config.yaml", "extensions: [", "invalid YAML"),
+        ("config.yaml", "extensions: \x01", "invalid YAML"),
+        ("config.yaml", "", "expected a YAML object"),
+        ("config.yaml", "extensions: {s: {cmd: x}, s: {cmd: y}}", "the key 's' is there twice"),
+        ("config.toml", "[mcp_servers", "invalid TOML"),
+        (
+            "librechat.yaml",
+            "mcpServers: {s: {url: 'https://a.eu', headers: {U: '{{LIBRECHAT_USER_ID}}'}}}",
+            "no value here",
+        ),
+        ("settings.json", '{"context_servers": {"s": {"source": "extension", "settings": {}}}}', "an extension of Zed"),
+        (
+            "config.yaml",
+            "mcpServers: [{name: s, url: 'https://a.eu', requestOptions: {verifySsl: false}}]",
+            "only 'headers'",
+        ),
+        (
+            "gemini-extension.json",
+            '{"name": "x", "mcpServers": {"s": {"command": "x", "trusted": true}}}',
+            "unknown key 'trusted'",
+        ),
+        (
+            "gemini-extension.json",
+            '{"name": "x", "mcpServers": {"s": {"command": "x", "args": ["${TOKEN}"]}}}',
+            "not expanded",
+        ),
+        ("fastmcp.json", '{"source": {"type": "git"}, "environment": {}}', "has no path"),
+    ],
+)
+def test_entries_of_hosts_that_cannot_be_used_say_why(tmp_path, name, document, why):
+    """Each names the file, and the remedy where there is one."""
+    with pytest.raises(MCPServerError, match=why):
+        load(tmp_path, document, name)
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], {"a": 1}, True])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "http_headers",
+        "env_http_headers",
+        "bearer_token_env_var",
+        "env_vars",
+        "env_keys",
+        "requestOptions",
+        "scopes",
+        "connectionTimeout",
+        "customUserVars",
+        "requiresOAuth",
+        "default_tools_approval_mode",
+        "available_tools",
+    ],
+)
+def test_a_value_of_another_type_is_an_error_of_the_file(tmp_path, key, value):
+    """Never another exception, whatever a key of another host has."""
+    for entry in ({"url": URL, "headers": {}}, {"command": "x", "env": []}, {"url": URL, "headers": "x"}):
+        with contextlib.suppress(MCPServerError):
+            load(tmp_path, {"mcpServers": {"s": {**entry, key: value}}})
+
+
+def test_dates_and_other_keys_of_yaml_are_texts(tmp_path):
+    """An entry is approved as JSON, which has no dates."""
+    (entry,) = load(tmp_path, "mcpServers: {s: {command: x, description: 2026-11-28, version: 3}}", "a.yaml").entries
+    assert json.loads(json.dumps(entry.raw))["description"] == "2026-11-28"
+    build_start_text(entry.transport, entry.raw)
+    with pytest.raises(MCPServerError, match="a name of its own"):
+        load(tmp_path, "mcpServers: [{name: s, command: x}, {name: s, command: y}]", "a.yaml")
+
+
+def test_servers_of_projects_are_offered(tmp_path):
+    """Those of the project are read over the user's own; of others the file, the folder and the remedy are told."""
+    document = {
+        "mcpServers": {"s": {"command": "user"}, "t": {"command": "user"}},
+        "projects": {
+            str(tmp_path): {
+                "mcpServers": {"s": {"command": "project"}, "off": {"command": "x"}},
+                "disabledMcpServers": ["off"],
+            },
+            "/other": {"mcpServers": {"s": {"command": "other"}}, "allowedTools": []},
+            "/third": {"history": []},
+        },
+    }
+    path = tmp_path / ".claude.json"
+    path.write_text(json.dumps(document))
+    refused = []
+    servers = MCPServer.load(path, pins=MemoryPins(), project=tmp_path, on_refused=refused.append)
+    assert [(each.name, each.transport.command) for each in servers] == [("s", "project"), ("t", "user")]
+    assert [each.name for each in refused] == ["s"]
+    assert "is of the project /other: give MCPServer.load(project=...)" in refused[0].why
+    assert len(load_entries(path, ENVIRONMENT).refused) == 2
 
 
 def test_lists_of_tools_restrict_and_never_grant(tmp_path):

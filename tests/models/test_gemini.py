@@ -2,40 +2,19 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import anyio
-import attrs
 import pytest
 
 from agentfsm import Agent, ImagePart, Limits, MisuseError, Settings, TextPart, UserMessage, tool
-from agentfsm.models import Gemini, resolve
+from agentfsm.models import Citation, CodeExecution, Gemini, URLContext, WebSearch, resolve
 from agentfsm.planning import Planner
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
+from tests.support.google_server import USAGE, Google, reply, serve_google
 
-USAGE = {"promptTokenCount": 20, "candidatesTokenCount": 5, "thoughtsTokenCount": 7, "cachedContentTokenCount": 4}
 SIGNATURE = base64.b64encode(b"signed by google").decode()
-
-
-@attrs.define
-class Google:
-    """A running server: its address, the replies to come, and the requests so far."""
-
-    url: str = ""
-    replies: list[Any] = attrs.field(factory=list)
-    seen: list[dict[str, Any]] = attrs.field(factory=list)
-
-
-def reply(*parts: dict[str, Any], finish: str = "STOP") -> dict[str, Any]:
-    """Return a response with these parts."""
-    return {
-        "candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": finish}],
-        "usageMetadata": USAGE,
-    }
 
 
 CALL = {"functionCall": {"name": "look", "args": {"place": "Rome"}}, "thoughtSignature": SIGNATURE}
@@ -45,38 +24,8 @@ THOUGHT = {"text": "I have to look.", "thought": True}
 @pytest.fixture
 def google() -> Iterator[Google]:
     """A server that answers with the next reply, whole or as events."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            google.seen.append({"path": self.path, "key": self.headers.get("x-goog-api-key"), **body})
-            status, answer = 200, google.replies.pop(0)
-            if isinstance(answer, tuple):
-                status, answer = answer
-            is_stream = "streamGenerateContent" in self.path and status == 200
-            chunks = answer if isinstance(answer, list) else [answer]
-            data = (
-                b"".join(b"data: " + json.dumps(each).encode() + b"\r\n\r\n" for each in chunks)
-                if is_stream
-                else json.dumps(answer).encode()
-            )
-            self.send_response(status)
-            self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    google = Google(f"http://127.0.0.1:{server.server_port}")
-    yield google
-    server.shutdown()
-    server.server_close()
+    with serve_google() as google:
+        yield google
 
 
 @tool(read_only=True)
@@ -196,6 +145,7 @@ async def test_an_image_is_sent_inline(google):
             "GEMINI_API_KEY",
         ),
         (reply(finish="SAFETY"), "model_error", ""),
+        (reply({"text": "It is"}, finish="MODEL_ARMOR"), "model_error", "filter"),
         ({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": USAGE}, "model_error", ""),
     ],
 )
@@ -263,3 +213,98 @@ async def test_a_plan_and_a_reminder_between_signed_calls(google):
     assert list(second[2]["parts"][0]) == ["functionResponse"]
     called = [part for each in second for part in each["parts"] if "functionCall" in part]
     assert [part["functionCall"]["args"] for part in called] == [{"place": "Rome"}]
+
+
+# Google's own tools, in the forms of its documentation.
+
+PYTHON = {"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}}
+RESULT = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42"}}
+GROUNDING = {
+    "webSearchQueries": ["rome weather"],
+    "groundingChunks": [{"web": {"uri": "https://a.eu", "title": "A"}}, {"web": {"uri": "https://b.eu", "title": "B"}}],
+    "groundingSupports": [
+        {"segment": {"startIndex": 0, "endIndex": 11, "text": "Ça va à Rome."}, "groundingChunkIndices": [0, 1]},
+        {"segment": {"text": "It is sunny."}, "groundingChunkIndices": [1, 9]},
+    ],
+}
+PAGES = {
+    "urlMetadata": [
+        {"retrievedUrl": "https://a.eu", "urlRetrievalStatus": "URL_RETRIEVAL_STATUS_SUCCESS"},
+        {"retrievedUrl": "https://c.eu", "urlRetrievalStatus": "URL_RETRIEVAL_STATUS_PAYWALL"},
+    ]
+}
+
+
+async def ask_google(google, *tools, name="gemini-3.5-flash", **options):
+    """Run an agent with these tools."""
+    with anyio.fail_after(HANG_S):
+        async with Agent(Gemini(name, api_key="k", base_url=google.url), tools=tools, **options) as agent:
+            return await agent.run("How is Rome?")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_outcome_of_googles_own_tools_is_on_the_run(google, stream):
+    """Calls, citations, and images that code has drawn; the texts of strangers label the run."""
+    drawn = {"inlineData": {"mimeType": "image/png", "data": base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()}}
+    said = [{"text": "Ça va à Rome. "}, {"text": "It is sunny."}]
+    answer = reply(PYTHON, RESULT, drawn, *said)
+    answer["candidates"][0] |= {"groundingMetadata": GROUNDING, "urlContextMetadata": PAGES}
+    begun = {"candidates": [{"content": {"role": "model", "parts": [PYTHON, RESULT, drawn, said[0]]}}]}
+    ended = reply(said[1])
+    ended["candidates"][0] |= {"groundingMetadata": GROUNDING, "urlContextMetadata": PAGES}
+    google.replies = [[begun, ended] if stream else answer]
+    own = (WebSearch(), URLContext(), CodeExecution())
+    run = await ask_google(google, *own, settings=Settings(stream=stream))
+    assert google.seen[0]["tools"] == [{"googleSearch": {}}, {"urlContext": {}}, {"codeExecution": {}}]
+    assert "toolConfig" not in google.seen[0]
+    assert run.output == "Ça va à Rome. It is sunny."
+    assert [(each.tool, each.output, each.error) for each in run.hosted.calls] == [
+        ("code_execution", "42", None),
+        ("web_search", "", None),
+        ("url_context", "", None),
+        ("url_context", "", "URL_RETRIEVAL_STATUS_PAYWALL"),
+    ]
+    assert run.hosted.citations == (
+        Citation(url="https://a.eu", title="A", start=0, end=13),
+        Citation(url="https://b.eu", title="B", start=0, end=13),
+        Citation(url="https://b.eu", title="B", start=14, end=26),
+    )
+    assert [image.url[:22] for image in run.hosted.images] == ["data:image/png;base64,"]
+    assert {str(label) for label in run.labels} == {"untrusted"}
+
+
+async def test_googles_own_tools_stand_beside_those_of_the_agent(google):
+    """From Gemini 3 on: each part of such a reply goes back as it came, with its signature."""
+    searched = {"toolCall": {"id": "s1", "toolType": "GOOGLE_SEARCH_WEB", "args": {"queries": ["rome"]}}}
+    found = {"toolResponse": {"id": "s1", "toolType": "GOOGLE_SEARCH_WEB", "response": {"hits": 3}}}
+    google.replies = [reply({**searched, "thoughtSignature": SIGNATURE}, found, CALL), reply({"text": "ok"})]
+    run = await ask_google(google, look, WebSearch())
+    first, second = google.seen
+    assert first["toolConfig"] == {"includeServerSideToolInvocations": True}
+    assert [list(each) for each in first["tools"]] == [["googleSearch"], ["functionDeclarations"]]
+    sent = second["contents"][1]["parts"]
+    assert [each.get("thoughtSignature") for each in sent] == [SIGNATURE, None, SIGNATURE]
+    assert sent[0]["toolCall"].items() >= {"id": "s1"}.items()
+    (called,) = run.hosted.calls
+    assert (called.tool, json.loads(called.arguments), json.loads(called.output)) == (
+        "web_search",
+        {"queries": ["rome"]},
+        {"hits": 3},
+    )
+
+
+async def test_older_models_refuse_to_combine_them(google):
+    """Before a request, with the remedy."""
+    run = await ask_google(google, look, CodeExecution(), name="gemini-2.5-flash")
+    assert not google.seen
+    assert "use a model from Gemini 3 on, or leave out CodeExecution()" in run.stop_message
+
+
+async def test_code_that_failed_is_an_error_of_its_call(google):
+    """With the output of the interpreter."""
+    failed = {"codeExecutionResult": {"outcome": "OUTCOME_FAILED", "output": "ZeroDivisionError"}}
+    google.replies = [reply(PYTHON, failed, {"text": "It failed."})]
+    run = await ask_google(google, CodeExecution())
+    assert [(each.arguments, each.output, each.error) for each in run.hosted.calls] == [
+        ("print(6 * 7)", "", "ZeroDivisionError")
+    ]

@@ -12,10 +12,12 @@ from agentfsm.models import (
     Anthropic,
     CodeExecution,
     FileSearch,
+    Gemini,
     HostedMCP,
     ImageGeneration,
     OpenAIChat,
     OpenAIResponses,
+    URLContext,
     WebSearch,
 )
 from agentfsm.testing import LocalServer, ScriptedModel, WireReply
@@ -214,6 +216,24 @@ async def test_a_request_to_the_caller_ends_the_run_with_the_reason(item, words)
     assert words in run.stop_message
 
 
+CUSTOM = {"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "run_sql", "input": "select 1"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_call_of_chat_completions_is_explained_as_in_responses(stream):
+    """It is not asked again, and the message says which tool to leave out."""
+    choice = {"index": 0, "finish_reason": "tool_calls"}
+    message = {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}
+    body = json.dumps({"choices": [{**choice, "delta" if stream else "message": message}]})
+    with LocalServer([WireReply(raw=f"data: {body}\n\ndata: [DONE]\n\n" if stream else body)]) as server:
+        model = OpenAIChat("gpt-5", base_url=server.base_url, api_key="key")
+        run = await Agent(model, settings=Settings(stream=stream)).run("go")
+        assert len(server.requests) == 1
+    assert run.stop_reason is StopReason.MODEL_ERROR
+    assert "The model made a custom tool call" in run.stop_message
+    assert "offer it as a function" in run.stop_message
+
+
 async def test_background_is_refused_before_anything_is_sent():
     with LocalServer([]) as server:
         model = OpenAIResponses("gpt-5", base_url=server.base_url, api_key="key")
@@ -229,6 +249,9 @@ async def test_background_is_refused_before_anything_is_sent():
     ("model", "hosted", "words"),
     [
         (lambda: OpenAIChat("gpt-4o", api_key="k"), WebSearch(), "OpenAIResponses"),
+        (lambda: OpenAIResponses("gpt-5", api_key="k"), URLContext(), "no 'url_context'"),
+        (lambda: Gemini("gemini-3.5-flash", api_key="k"), ImageGeneration(), "no 'image_generation'"),
+        (lambda: Gemini("gemini-3.5-flash", api_key="k"), WebSearch(country="FR"), "has no options"),
         (lambda: ScriptedModel("x"), WebSearch(), "executed by the provider"),
         (lambda: Anthropic("claude", api_key="k"), ImageGeneration(), "no 'image_generation'"),
         (lambda: OpenAIResponses("gpt-5", api_key="k"), WebSearch(max_uses=2), "no max_uses"),

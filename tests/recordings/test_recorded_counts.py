@@ -55,3 +55,32 @@ def test_the_recordings_are_as_many_as_the_docs_say():
     found = Counter((each.wire, urlsplit(each.url).hostname) for each in recordings())
     page = (DOCS / "models.md").read_text()
     assert [row for key, row in STATED.items() if row.format(found[key]) not in page] == []
+
+
+# Prefix of a model -> wire, host, and cells of the table by what a recording shows.
+TRIED = {
+    "openai": (Wire.CHAT, {"api.openai.com"}),
+    "openai-responses": (Wire.RESPONSES, {"api.openai.com", None}),
+    "anthropic": (Wire.MESSAGES, {"api.anthropic.com", None}),
+    "azure": (Wire.CHAT, {"traceloop-stg.openai.azure.com"}),
+    "deepseek": (Wire.CHAT, {"api.deepseek.com"}),
+    "ollama": (Wire.CHAT, set()),
+}
+
+
+@pytest.mark.parametrize("prefix", TRIED)
+def test_a_cell_that_says_recorded_has_a_recording(prefix):
+    """Text, streams, calls and errors; and each of these that is recorded is said to be."""
+    (row,) = re.findall(rf"^\| `{prefix}:` \| (\w.*\|)$", (DOCS / "models.md").read_text(), re.MULTILINE)[-1:]
+    text, stream, calls, _, errors, *_ = [cell.strip() == "recorded" for cell in row.split("|")]
+    wire, hosts = TRIED[prefix]
+    ours = [each for each in recordings() if each.wire is wire and urlsplit(each.url).hostname in hosts]
+    answers = [each for each in ours if each.status == 200]
+    asked = [each for each in answers if each.request.get("tools")]
+    found = (
+        any(not each.is_streamed for each in answers),
+        any(each.is_streamed for each in answers),
+        bool(asked),
+        any(each.status >= 400 for each in ours),
+    )
+    assert (text, stream, calls, errors) == found

@@ -281,6 +281,7 @@ class MCPServer:
         pins: Pins | None = None,
         consent: Consent | None = None,
         ask: AskInput | None = None,
+        project: Path | str | None = None,
         on_refused: Callable[[RefusedEntry], object] | None = None,
     ) -> tuple[MCPServer, ...]:
         """Create the servers listed in a configuration file of an MCP host. None of them is started yet.
@@ -293,6 +294,8 @@ class MCPServer:
             pins: Storage for approvals. Default: `PinFile()`, which `agentfsm mcp approve` also uses.
             consent: Function that asks a person to approve a server. Without it, an unapproved server is not started.
             ask: Function that gives the values of the file's inputs. They are taken from the environment first.
+            project: Folder whose own servers in the file are used too: ~/.claude.json has some in `projects`. Default:
+                the current folder. Those of other folders are entries that cannot be used.
             on_refused: Called with each entry that cannot be used. Default: it is logged.
 
         Raises:
@@ -300,7 +303,7 @@ class MCPServer:
         """
         place = Path(path).absolute()
         kept = pins or PinFile()
-        loaded = load_entries(place, ask=ask)
+        loaded = load_entries(place, ask=ask, project=None if project is None else Path(project))
         for refused in loaded.refused:
             (on_refused or _log_refused)(refused)
         return tuple(

@@ -143,7 +143,7 @@ class ServedTools:
         return m.Tool(
             name=tool.name,
             description=tool.description or None,
-            input_schema=build_input_schema(tool),
+            input_schema=tool.input_schema,
             output_schema=None if output is None else dict(output.schema),
             annotations=build_annotations(tool),
         )
@@ -358,11 +358,6 @@ class ServedHost(QueueHost):
         inquiry = attrs.evolve(inquiry, rounds=inquiry.rounds + 1, state=pause.state)
         self.call_state = attrs.evolve(self.call_state, questions=pause.questions, inquiry=inquiry)
         return None
-
-
-def build_input_schema(tool: Tool[..., Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, with its draft in `$schema` if the tool's schema names one."""
-    return ({} if tool.dialect is None else {"$schema": tool.dialect}) | dict(tool.parameters)
 
 
 def build_annotations(tool: Tool[..., Any]) -> m.ToolAnnotations:

@@ -35,7 +35,7 @@ from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLim
 from agentfsm.mcp.server.input_requests import RequestContext
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
 from agentfsm.mcp.server.served_runs import ServedRuns
-from agentfsm.mcp.server.served_tools import ServedTools, build_input_schema
+from agentfsm.mcp.server.served_tools import ServedTools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
@@ -411,7 +411,7 @@ class MCPService:
 
     def _input_schema(self, name: str) -> dict[str, Any] | None:
         found = self._find_tool(name)
-        return None if found is None else build_input_schema(found[1])
+        return None if found is None else found[1].input_schema
 
     async def _refresh(self) -> str:
         """Update the tool sources. Returns the error text, or "" if that succeeded."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import attrs
@@ -58,6 +60,8 @@ class InputField(Value):
         return INPUT_PREFIX + re.sub(r"\W", "_", self.id, flags=re.ASCII).upper()
 
 
+NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
+
 AskInput: TypeAlias = Callable[[InputField], "str | None"]
 """Function that gives the value of an input; None if there is no answer."""
 
@@ -84,21 +88,24 @@ class ConfigVariables:
     _answers: dict[str, str | None] = attrs.field(factory=dict, init=False)
     """Values of inputs by id: one that is used twice is asked for once."""
 
-    def expand(self, text: str, *, bare: bool = False) -> str:
+    def expand(self, text: str, *, bare: bool = False, own: Mapping[str, str] = NO_VARIABLES) -> str:
         """Replace the variables in a text by their values.
 
         Args:
             text: The text.
             bare: Whether `$NAME` is a variable, as Gemini's command line reads it.
+            own: Variables of the server itself, which go before those of the environment.
 
         Raises:
             MisuseError: when a variable has no value, or its form is not supported.
         """
         if bare:
             text = _BARE_VARIABLE.sub(r"${\1}", text)
-        return _VARIABLE.sub(self._resolve, text)
+        return _VARIABLE.sub(partial(self._resolve, own), text)
 
-    def expand_all(self, texts: Iterable[str], *, bare: bool = False) -> list[str]:
+    def expand_all(
+        self, texts: Iterable[str], *, bare: bool = False, own: Mapping[str, str] = NO_VARIABLES
+    ) -> list[str]:
         """Replace the variables in arguments. An input that is a list becomes several, or none."""
         expanded: list[str] = []
         for text in texts:
@@ -109,13 +116,15 @@ class ConfigVariables:
                 parts = value.split(os.pathsep) if field.is_list else [value]
                 expanded += [part for part in parts if part]
             else:
-                expanded.append(self.expand(text, bare=bare))
+                expanded.append(self.expand(text, bare=bare, own=own))
         return expanded
 
-    def _resolve(self, found: re.Match[str]) -> str:
+    def _resolve(self, own: Mapping[str, str], found: re.Match[str]) -> str:
         input_id, name, default = found.groups()
         if input_id is not None:
             return self._resolve_input(input_id)
+        if name in own:
+            return own[name]
         if name in self.folders:
             return self.folders[name]
         if name is None or self.environment is None:

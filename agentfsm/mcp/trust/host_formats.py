@@ -1,4 +1,4 @@
-"""Read the configuration files of MCP hosts: find the servers in a file, and translate the keys of other hosts.
+"""Translate the entries of MCP hosts to our keys; `host_documents` finds them in a file.
 
 Keys that restrict a server are honoured, keys that would grant it rights or only describe it are dropped, and an entry
 with any other key is refused: ignoring it might be a security problem.
@@ -11,25 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
-import jiter
-
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.value import Value
-from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust import server_packages
-from agentfsm.mcp.trust.config_variables import InputField
-
-# Maximum size of the file in bytes; a hundred servers take some 30,000.
-MAX_FILE_BYTES: Final = 1_000_000
-
-# Texts stay as they are; comments and commas before a closing bracket become spaces, so that positions stay the same.
-_COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_LAST_COMMA: Final = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])', re.DOTALL)
-
-# Places of the servers in a document: most hosts, VS Code, its settings.json, Zed, opencode.
-_PLACES: Final = (("mcpServers",), ("servers",), ("mcp", "servers"), ("context_servers",), ("mcp",))
-_WAYS: Final = ("command", "url", "serverUrl", "httpUrl")
 
 _RENAMED: Final = {
     "serverUrl": "url",  # Windsurf
@@ -41,6 +23,16 @@ _RENAMED: Final = {
     "tools": "allow",  # Copilot
     "excludeTools": "deny",  # Gemini
     "disabledTools": "deny",  # Windsurf, Roo Code, Kiro
+    "http_headers": "headers",  # Codex
+    "enabled_tools": "allow",  # Codex
+    "disabled_tools": "deny",  # Codex
+    "tool_timeout_sec": "timeout",  # Codex
+    "startup_timeout_sec": "start_timeout",  # Codex
+    "cmd": "command",  # Goose
+    "envs": "env",  # Goose
+    "uri": "url",  # Goose
+    "available_tools": "allow",  # Goose
+    "working_directory": "cwd",  # Warp
 }
 _TYPES: Final = {"local": "stdio", "remote": "http", "streamable_http": "http"}
 # Keys without a meaning here: descriptions, and rights that only the keys of this package can grant.
@@ -48,13 +40,18 @@ _DROPPED: Final = frozenset(
     {"alwaysAllow", "alwaysLoad", "autoApprove", "description", "dev", "disabled", "displayName", "enabled", "gallery"}
     | {"icon", "iconUrl", "isActive", "keep_alive", "name", "note", "notes", "source", "sse_read_timeout", "trust"}
     | {"version", "watchPaths"}
+    | {"bundled", "display_name", "start_on_launch", "startup", "chatMenu", "title", "iconPath", "serverInstructions"}
+    | {"faviconUrl", "sourceFile", "stderr", "_target"}
 )
 _UNSUPPORTED: Final = {
     "headersHelper": "it runs a command to get headers; use 'headers' with ${NAME}",
     "sandboxEnabled": "use 'sandbox' of this package: true, or an object of read, write, network",
     "include_tags": "tags are not supported; use 'allow'",
     "exclude_tags": "tags are not supported; use 'deny'",
+    "experimental_environment": "it runs on another machine; start it there, and list its URL",
 }
+# Types of Goose that are no servers.
+_PARTS_OF_GOOSE: Final = frozenset({"builtin", "platform", "frontend", "inline_python"})
 # Settings of OAuth in other hosts -> ours: Claude Code, Gemini and opencode have them in `oauth`, Cursor in `auth`.
 _OAUTH_RENAMED: Final = {
     "clientId": "client_id",
@@ -64,145 +61,26 @@ _OAUTH_RENAMED: Final = {
     "callbackPort": "callback_port",
     "scope": "scopes",
 }
-_OAUTH_DROPPED: Final = frozenset({"enabled", "authorizationUrl", "tokenUrl", "tokenParamName", "redirectUri"})
+_OAUTH_DROPPED: Final = frozenset(
+    {"enabled", "authorizationUrl", "tokenUrl", "tokenParamName", "redirectUri"}
+    | {"authorization_url", "token_url", "redirect_uri"}
+)
 # The one of Gemini's `authProviderType` that means OAuth with a person.
 _GEMINI_OAUTH: Final = "dynamic_discovery"
 # Keys by which Gemini's command line is recognised; it also replaces $NAME.
 _GEMINI_KEYS: Final = frozenset({"httpUrl", "includeTools", "excludeTools", "trust"})
-# Keys of hosts that count `timeout` in seconds, whatever its size: ours, Cline and Roo Code.
+# Keys of hosts that count `timeout` in seconds, whatever its size: ours, Cline, Roo Code, Codex and Goose.
 _SECONDS_KEYS: Final = frozenset(
     {"alwaysAllow", "autoApprove", "transportType", "hints", "trusted", "labels", "confirm", "start_timeout"}
+    | {"tool_timeout_sec", "startup_timeout_sec", "cmd", "uri", "envs", "env_keys"}
 )
 # From this value on, `timeout` of other hosts counts as milliseconds: nobody waits for a call for 17 minutes.
 _FIRST_MILLISECONDS: Final = 1_000
+# Variables of Continue, of devcontainers, and of LibreChat.
+_CONTINUE: Final = re.compile(r"\$\{\{\s*(secrets|inputs)\.([A-Za-z_]\w*)\s*\}\}")
+_LOCAL_ENV: Final = re.compile(r"\$\{(?:local|container)Env:([A-Za-z_]\w*)(?::([^}]*))?\}")
+_LIBRECHAT: Final = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 _SSE_URL: Final = re.compile(r"/sse/?(?:[?#].*)?$")
-
-
-@attrs.frozen(kw_only=True)
-class ConfigDocument(Value):
-    """Servers of a file, as they are written, and the values that it describes."""
-
-    servers: Mapping[str, Any]
-    """Entries by name, without those that are disabled."""
-
-    inputs: Mapping[str, InputField] = attrs.field(factory=dict)
-    """Inputs that the file describes, by id."""
-
-    folders: Mapping[str, str] = attrs.field(factory=dict)
-    """Variables that name folders."""
-
-    is_foreign: bool = False
-    """Whether the file is the publisher's, not the user's: then our environment is not filled in."""
-
-
-def read_document(path: Path) -> ConfigDocument:
-    """Read a configuration file of an MCP host, a `server.json` of a registry, or a bundle (`.mcpb`).
-
-    Raises:
-        MCPServerError: when the file cannot be read, or has no servers.
-    """
-    if path.suffix.lower() in server_packages.BUNDLE_SUFFIXES:
-        path = server_packages.unpack_bundle(path)
-    document = _read_json(path)
-    if (found := server_packages.find_package(document, path)) is not None:
-        return ConfigDocument(
-            servers={found.name: found.entry}, inputs=found.inputs, folders=found.folders, is_foreign=True
-        )
-    servers = _find_servers(document)
-    if servers is None:
-        raise MCPServerError(f'{path}: it has no object "mcpServers", which holds the servers by name')
-    return ConfigDocument(
-        servers={name: plain for name, plain in servers.items() if not _is_disabled(document, name, plain)},
-        inputs=_read_inputs(document),
-        folders=_name_folders(path),
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise MCPServerError(f"the MCP servers in {path} cannot be read: {error}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise MCPServerError(f"{path}: a list of servers must not be larger than {MAX_FILE_BYTES:,} bytes")
-    try:
-        document = jiter.from_json(_strip_comments(content.decode("utf-8-sig")).encode(), catch_duplicate_keys=True)
-    except ValueError as error:
-        raise MCPServerError(f"{path}: invalid JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise MCPServerError(f'{path}: expected a JSON object with "mcpServers"')
-    return document
-
-
-def _strip_comments(text: str) -> str:
-    """Replace comments and trailing commas by spaces (JSONC), as VS Code, Zed and Gemini write them."""
-
-    def blank(found: re.Match[str]) -> str:
-        return found[1] or re.sub(r"[^\n]", " ", found[0])
-
-    return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, text))
-
-
-def _find_servers(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    for place in _PLACES:
-        found: Any = document
-        for key in place:
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, dict):
-            return found
-    roots = {name: plain for name, plain in document.items() if isinstance(plain, dict) and _has_way(plain)}
-    return roots or None
-
-
-def _has_way(plain: Mapping[str, Any]) -> bool:
-    return any(way in plain for way in _WAYS)
-
-
-def _is_disabled(document: Mapping[str, Any], name: str, plain: Any) -> bool:
-    rules = _settings(document)  # Gemini's lists of names
-    if name in rules.get("excluded", ()) or name not in rules.get("allowed", (name,)):
-        return True
-    if not isinstance(plain, dict):
-        return False
-    return plain.get("disabled") is True or plain.get("enabled") is False or plain.get("isActive") is False
-
-
-def _settings(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = document.get("mcp")
-    return found if isinstance(found, dict) else {}
-
-
-def _read_inputs(document: Mapping[str, Any]) -> dict[str, InputField]:
-    plain = document.get("inputs", _settings(document).get("inputs"))
-    described = [each for each in plain or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
-    return {each["id"]: _read_input(each) for each in described}
-
-
-def _read_input(plain: Mapping[str, Any]) -> InputField:
-    options = [each.get("value") if isinstance(each, dict) else each for each in plain.get("options", ())]
-    default = plain.get("default")
-    return InputField(
-        id=plain["id"],
-        description=str(plain.get("description", "")),
-        is_secret=plain.get("password") is True,
-        default=default if isinstance(default, str) else None,
-        choices=tuple(each for each in options if isinstance(each, str)),
-    )
-
-
-def _name_folders(path: Path) -> dict[str, str]:
-    """Return the variables of VS Code, Cursor and Claude Code that name folders."""
-    folder = path.absolute().parent
-    project = folder.parent if folder.name in {".vscode", ".cursor", ".gemini", ".roo"} else folder
-    return {
-        "workspaceFolder": str(project),
-        "workspaceFolderBasename": project.name,
-        "CLAUDE_PROJECT_DIR": str(project),
-        "userHome": str(Path.home()),
-        "pathSeparator": "/",
-        "/": "/",
-    }
 
 
 def is_gemini_entry(raw: Any, path: Path) -> bool:
@@ -221,13 +99,19 @@ def translate_entry(raw: Any) -> Any:
     for key, reason in _UNSUPPORTED.items():
         if raw.get(key):
             raise MisuseError(f"the key {key!r} is not supported: {reason}")
+    if raw.get("source") == "extension" and "command" not in raw:
+        raise MisuseError("it is an extension of Zed, which alone knows its command: list the command")
+    if raw.get("type") in _PARTS_OF_GOOSE:
+        raise MisuseError(f"it is a part of Goose ({raw['type']}) and no server: leave it out")
+    asked = raw.get("customUserVars") or {}
     entry = {
-        key: value
+        key: _translate_texts(value, asked)
         for key, value in raw.items()
         if value is not None and key not in _DROPPED and key not in _UNSUPPORTED and not key.startswith(("_", "//"))
     }
     if "httpUrl" in entry:  # Gemini prefers it to `url`
         entry.pop("url", None)
+    entry.pop("customUserVars", None)
     for key, ours in _RENAMED.items():
         if key in entry and ours not in entry:
             entry[ours] = entry.pop(key)
@@ -235,6 +119,81 @@ def translate_entry(raw: Any) -> Any:
         if key in entry:
             change(entry, raw)
     return entry
+
+
+def _translate_texts(value: Any, asked: Any) -> Any:
+    """Return a value with our variables for those of hosts, in each text.
+
+    Args:
+        value: The value.
+        asked: Names of the variables for which LibreChat asks its user.
+
+    Raises:
+        MisuseError: when there is a variable of LibreChat that only LibreChat knows.
+    """
+    if isinstance(value, list):
+        return [_translate_texts(each, asked) for each in value]
+    if isinstance(value, dict):
+        return {name: _translate_texts(each, asked) for name, each in value.items()}
+    if not isinstance(value, str) or "{" not in value:
+        return value
+    text = _CONTINUE.sub(lambda found: f"${{{'input:' if found[1] == 'inputs' else ''}{found[2]}}}", value)
+    text = _LOCAL_ENV.sub(lambda found: f"${{{found[1]}{'' if found[2] is None else f':-{found[2]}'}}}", text)
+    if (unknown := next((name for name in _LIBRECHAT.findall(text) if name not in asked), None)) is not None:
+        raise MisuseError(f"the variable {{{{{unknown}}}}} has no value here: write it out, or as ${{NAME}}")
+    return _LIBRECHAT.sub(r"${input:\1}", text)
+
+
+def _change_tokens(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    """Put the names of variables, and a key, where their values go."""
+    headers = {name: f"${{{variable}}}" for name, variable in (entry.pop("env_http_headers", None) or {}).items()}
+    if variable := entry.pop("bearer_token_env_var", None):
+        headers["Authorization"] = f"Bearer ${{{variable}}}"
+    if key := entry.pop("apiKey", None):
+        headers["Authorization"] = f"Bearer {key}"
+    if headers:
+        entry["headers"] = {**headers, **entry.get("headers", {})}
+    named = [entry.pop(key) for key in ("env_vars", "env_keys") if key in entry]
+    if not all(isinstance(each, list) for each in named):
+        raise MisuseError("'env_vars' and 'env_keys' must be lists of names")
+    names = [each["name"] if isinstance(each, dict) and "name" in each else each for part in named for each in part]
+    if names:
+        entry["env"] = {**{name: f"${{{name}}}" for name in names}, **entry.get("env", {})}
+
+
+def _change_options(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    options = entry.pop("requestOptions")
+    if not isinstance(options, dict) or options.keys() - {"headers", "timeout"}:
+        raise MisuseError("'requestOptions' may have only 'headers' and 'timeout' here: remove the others")
+    entry["headers"] = {**options.get("headers", {}), **entry.get("headers", {})}
+    if "timeout" in options:
+        entry.setdefault("timeout", options["timeout"])
+
+
+def _change_milliseconds(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    for key in ("connectionTimeout", "initTimeout", "startup_timeout_ms"):
+        if isinstance(given := entry.pop(key, None), int | float):
+            entry["start_timeout"] = given / 1_000
+
+
+def _change_scopes(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    entry["auth"] = {"scopes": entry.pop("scopes")}
+    entry.pop("oauth_resource", None)
+
+
+def _change_requires(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    if entry.pop("requiresOAuth") is True:
+        entry.setdefault("oauth", {})
+
+
+def _change_approval(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    if entry.pop("default_tools_approval_mode") == "prompt":
+        entry["confirm"] = True
+
+
+def _change_allow(entry: dict[str, Any], raw: Mapping[str, Any]) -> None:
+    if raw.get("available_tools") == []:  # Goose: all
+        del entry["allow"]
 
 
 def _change_provider(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
@@ -295,6 +254,13 @@ def _change_timeout(entry: dict[str, Any], raw: Mapping[str, Any]) -> None:
 
 
 _CHANGES: Final[Mapping[str, Callable[[dict[str, Any], Mapping[str, Any]], None]]] = {
+    "requestOptions": _change_options,
+    **dict.fromkeys(("bearer_token_env_var", "env_http_headers", "apiKey", "env_vars", "env_keys"), _change_tokens),
+    **dict.fromkeys(("connectionTimeout", "initTimeout", "startup_timeout_ms"), _change_milliseconds),
+    "scopes": _change_scopes,
+    "requiresOAuth": _change_requires,
+    "default_tools_approval_mode": _change_approval,
+    "allow": _change_allow,
     "authProviderType": _change_provider,
     "auth": _change_auth,
     "oauth": _change_oauth,

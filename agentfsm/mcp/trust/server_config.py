@@ -3,9 +3,9 @@
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "..."], "env": {"TOKEN": "${TOKEN}"}},
                     "search": {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${KEY:-none}"}}}}
 
-`host_formats` finds the servers in the files of other hosts, and translates their keys. Within a server's entry, an
-unknown key is an error: ignoring it might be a security problem. An entry with an error is refused, and the others are
-read.
+`host_documents` finds the servers in the files of other hosts, and `host_formats` translates their keys. Within a
+server's entry, an unknown key is an error: ignoring it might be a security problem. An entry with an error is refused,
+and the others are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from agentfsm.mcp.connection.transports import (
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file, shorten_repr
-from agentfsm.mcp.trust.host_formats import ConfigDocument, is_gemini_entry, read_document, translate_entry
+from agentfsm.mcp.trust.host_documents import ConfigDocument, read_document
+from agentfsm.mcp.trust.host_formats import is_gemini_entry, translate_entry
 from agentfsm.mcp.trust.names import check_server_name, derive_server_name, is_server_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
 
@@ -125,6 +126,8 @@ _STANDARD_KEYS: Final = {
     **_HTTP_KEYS,
     "type": (lambda value: _is_string(value) and value in _KEY_BY_TYPE, " or ".join(map(repr, _KEY_BY_TYPE))),
 }
+# The keys of ours that a publisher's file may have: they restrict the server.
+_PUBLISHED_KEYS: Final = {key: _EXTENSION_KEYS[key] for key in ("allow", "deny", "timeout")}
 _OPTION_BY_KEY: Final = {"timeout": "timeout_s", "start_timeout": "start_s"}
 
 
@@ -167,18 +170,24 @@ class LoadedEntries(Value):
     """Servers that cannot be used."""
 
 
-def load_entries(path: Path, environment: Mapping[str, str] = os.environ, ask: AskInput | None = None) -> LoadedEntries:
+def load_entries(
+    path: Path,
+    environment: Mapping[str, str] = os.environ,
+    ask: AskInput | None = None,
+    project: Path | None = None,
+) -> LoadedEntries:
     """Read the servers of a file, without those that are disabled.
 
     Args:
         path: The file.
         environment: Values of the variables.
         ask: Function that gives the values of the file's inputs, if the environment has none.
+        project: Folder whose own servers in the file are read too. None: the current folder.
 
     Raises:
         MCPServerError: when the file cannot be read, or each of its entries is refused.
     """
-    document = read_document(path)
+    document = read_document(path, project)
     variables = ConfigVariables(
         environment=None if document.is_foreign else environment,
         answers=environment,
@@ -194,6 +203,9 @@ def load_entries(path: Path, environment: Mapping[str, str] = os.environ, ask: A
             entries.append(reader.read_entry(name, written))
         except MCPServerError as error:
             refused.append(RefusedEntry(name=written, why=str(error)))
+    for folder, name in document.elsewhere:
+        why = f"{path}: server {name!r} is of the project {folder}: give MCPServer.load(project=...), or start there"
+        refused.append(RefusedEntry(name=name, why=why))
     if refused and not entries:
         raise MCPServerError("\n".join(each.why for each in refused))
     return LoadedEntries(entries=tuple(entries), refused=tuple(refused))
@@ -227,11 +239,14 @@ class _FileReader(Value):
         raw = self.document.servers[written]
         is_own = not self.document.is_foreign
         try:
-            plain = translate_entry(raw) if is_own else raw
+            plain = translate_entry(raw)
         except MisuseError as error:
             raise MCPServerError(f"{where}: {error}") from error
-        parser = _EntryParser(where, self.variables, self.path, is_gemini=is_own and is_gemini_entry(raw, self.path))
-        return parser.parse(name, plain, raw=raw, allow_extensions=is_own)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise MCPServerError(f"{where}: a part of it has another type than its host writes ({error})") from error
+        parser = _EntryParser(where, self.variables, self.path, is_gemini=is_gemini_entry(raw, self.path))
+        known = {**_STANDARD_KEYS, **(_EXTENSION_KEYS if is_own else _PUBLISHED_KEYS)}
+        return parser.parse(name, plain, raw=raw, known=known)
 
 
 def parse_entry(
@@ -255,7 +270,8 @@ def parse_entry(
         MCPServerError: when the entry is invalid.
     """
     parser = _EntryParser(f"{where}: server {name!r}", ConfigVariables(environment=environment))
-    return parser.parse(name, raw, raw=raw, allow_extensions=allow_extensions)
+    known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
+    return parser.parse(name, raw, raw=raw, known=known)
 
 
 @attrs.frozen
@@ -267,11 +283,12 @@ class _EntryParser(Value):
     path: Path | None = None
     is_gemini: bool = False
 
-    def parse(self, name: str, plain: Any, *, raw: Any, allow_extensions: bool) -> ServerEntry:
+    def parse(
+        self, name: str, plain: Any, *, raw: Any, known: Mapping[str, tuple[Callable[[Any], bool], str]]
+    ) -> ServerEntry:
         """Return the server of an entry with our keys."""
         try:
             check_server_name(name)
-            known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
             self.check_keys(plain, known)
             transport = self.parse_transport(plain)
             policy = ToolPolicy(**{key: plain[key] for key in _POLICY_KEYS if key in plain})
@@ -317,7 +334,7 @@ class _EntryParser(Value):
         env = {name: self._expand(value) for name, value in plain.get("env", {}).items()}
         return StdioTransport(
             command=self._expand(plain["command"]),
-            args=self.variables.expand_all(plain.get("args", ()), bare=self.is_gemini),
+            args=self.variables.expand_all(plain.get("args", ()), bare=self.is_gemini, own=env),
             env=self._read_env_file(plain) | env,
             cwd=self._expand(plain["cwd"]) if "cwd" in plain else None,
             sandbox=self._parse_sandbox(plain.get("sandbox", False)),

@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import Usage
+from agentfsm.models.gemini.hosted_parts import build_hosted_tools, read_hosted
 from agentfsm.models.profiles import ModelProfile, Thinking
 from agentfsm.ports.model import (
     CallChunk,
@@ -47,10 +48,14 @@ _LEVELS: Final = {"minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high"
 # the check for this one (Source: Google's documentation of thought signatures).
 _NO_SIGNATURE: Final = b"skip_thought_signature_validator"
 _BLOCKED: Final = frozenset(
-    {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT"}
+    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "MODEL_ARMOR"}
+    | {"IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION"}
 )
 # The model wrote something that is not a call, or not a reply: another attempt may help.
-_MALFORMED: Final = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "OTHER"})
+_MALFORMED: Final = frozenset(
+    {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE", "OTHER"}
+    | {"IMAGE_OTHER", "NO_IMAGE"}
+)
 
 
 def build_contents(messages: Sequence[Message], provider: str) -> list[types.Content]:
@@ -161,8 +166,8 @@ def build_config(request: Request, profile: ModelProfile) -> types.GenerateConte
         "max_output_tokens": settings.max_tokens,
         "seed": settings.seed,
         "stop_sequences": list(settings.stop) or None,
-        "tools": [_declare_tools(request.tools)] if request.tools else None,
-        "tool_config": _build_tool_config(settings.tool_choice) if request.tools else None,
+        "tools": [*build_hosted_tools(request, profile), *_declare_tools(request.tools)] or None,
+        "tool_config": _build_tool_config(request) if request.tools else None,
         "thinking_config": _build_thinking(settings.reasoning_effort, profile),
         "response_mime_type": None if output is None else "application/json",
         "response_json_schema": None if output is None else to_mutable_json(output.schema),
@@ -172,25 +177,28 @@ def build_config(request: Request, profile: ModelProfile) -> types.GenerateConte
     return types.GenerateContentConfig(**{name: value for name, value in fields.items() if value is not None})
 
 
-def _declare_tools(tools: Sequence[ToolDefinition]) -> types.Tool:
+def _declare_tools(tools: Sequence[ToolDefinition]) -> list[types.Tool]:
     functions = [
         types.FunctionDeclaration(
             name=tool.name, description=tool.description, parameters_json_schema=to_mutable_json(tool.parameters)
         )
         for tool in tools
     ]
-    return types.Tool(function_declarations=functions)
+    return [types.Tool(function_declarations=functions)] if functions else []
 
 
-def _build_tool_config(choice: str | None) -> types.ToolConfig | None:
-    if choice is None:
+def _build_tool_config(request: Request) -> types.ToolConfig | None:
+    # Google's own tools beside functions need this: https://ai.google.dev/gemini-api/docs/tool-combination
+    shows_own = True if request.hosted_tools else None
+    choice, calling = request.settings.tool_choice, None
+    if choice is not None:
+        modes = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+        names = None if choice in modes else [choice]
+        mode = types.FunctionCallingConfigMode(modes.get(choice, "ANY"))
+        calling = types.FunctionCallingConfig(mode=mode, allowed_function_names=names)
+    if calling is None and shows_own is None:
         return None
-    modes = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-    names = None if choice in modes else [choice]
-    mode = types.FunctionCallingConfigMode(modes.get(choice, "ANY"))
-    return types.ToolConfig(
-        function_calling_config=types.FunctionCallingConfig(mode=mode, allowed_function_names=names)
-    )
+    return types.ToolConfig(function_calling_config=calling, include_server_side_tool_invocations=shows_own)
 
 
 def _build_thinking(effort: str | None, profile: ModelProfile) -> types.ThinkingConfig | None:
@@ -227,6 +235,9 @@ class ReplyBuilder:
     usage: Usage | None = attrs.field(default=None, init=False)
     """Usage of the whole reply, as the newest response has it."""
 
+    candidate: types.Candidate = attrs.field(factory=types.Candidate, init=False)
+    """Metadata of searches and pages, as the newest response with them has it."""
+
     served_model: str = attrs.field(default="", init=False)
     """Name of the model in the responses; empty if none had one yet."""
 
@@ -243,6 +254,10 @@ class ReplyBuilder:
         for candidate in (response.candidates or ())[:1]:
             for part in (candidate.content.parts if candidate.content else None) or ():
                 chunks += self._add_part(part)
+            if candidate.grounding_metadata is not None:
+                self.candidate.grounding_metadata = candidate.grounding_metadata
+            if candidate.url_context_metadata is not None:
+                self.candidate.url_context_metadata = candidate.url_context_metadata
             if candidate.finish_reason is not None:
                 self.finish = str(candidate.finish_reason.value)
                 chunks.append(FinishChunk(reason=self._read_finish()))
@@ -284,13 +299,15 @@ class ReplyBuilder:
             raise self._build_error("the reply ended without a finish reason")
         content = types.Content(role="model", parts=self.parts)
         native = NativeReply(provider=self.provider, content=content.model_dump_json(exclude_none=True))
+        text = "".join(part.text or "" for part in self.parts if not part.thought)
         return Reply(
-            text="".join(part.text or "" for part in self.parts if not part.thought),
+            text=text,
             thinking="".join(part.text or "" for part in self.parts if part.thought),
             calls=tuple(self.calls),
             finish_reason=self._read_finish(),
             usage=self.usage,
             native=native if self.parts else None,
+            hosted=read_hosted(self.parts, text, self.candidate),
             served_model=self.served_model,
         )
 

@@ -31,11 +31,12 @@ with require_extra("agentfsm.models.Gemini", "gemini", "google"):
     from google import genai
     from google.genai import errors, types
 
-    from agentfsm.models.gemini import contents
+    from agentfsm.models.gemini import contents, hosted_parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from agentfsm.core.hosted_tools import HostedTool
     from agentfsm.core.messages import Part
     from agentfsm.core.settings import Settings
     from agentfsm.models.prices import Prices
@@ -132,6 +133,10 @@ class Gemini(AdapterModel[GeminiConnection]):
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
         return contents.unsupported_settings(settings) or super().unsupported_settings(settings)
+
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Return the reason why the API does not have the tool or its options; None if it has."""
+        return hosted_parts.unsupported_hosted_tool(tool)
 
     def _open_client(self) -> GeminiConnection:
         http = httpx2.AsyncClient(transport=LimitedTransport(verify=shared_ssl_context()), timeout=None)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+from agentfsm.core.errors import ModelError
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.client import OpenAIModel
 from agentfsm.models.openai.dialects import Dialect, find_dialect
+from agentfsm.models.openai.local_windows import ask_window
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
+    import openai
+
     from agentfsm.core.messages import Part
+    from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports.model import Reply, Request
+    from agentfsm.ports.model import Emit, OutputMode, Reply, Request
 
 
 # OpenAI's reasoning models, also as gateways name them: "openai/gpt-5-mini", "o3".
@@ -34,18 +39,46 @@ class OpenAIChat(OpenAIModel):
     expected_reply = "a chat completion"
     provider = "chat completions"
 
+    asks_window: bool = False
+    """Whether the server is asked for the window of its loaded model once, after the next reply, which sets
+    `window_tokens`. vLLM, SGLang, Ollama, llama.cpp and LM Studio say it. Default False; True for "ollama:" and
+    "vllm:".
+    """
+
     @cached_property
     def _dialect(self) -> Dialect:
         return find_dialect(self.host, self.name)
+
+    def _list_output_modes(self) -> tuple[OutputMode, ...]:
+        return self._dialect.output_modes or super()._list_output_modes()
+
+    def unsupported_settings(self, settings: Settings) -> str | None:
+        """Return the setting that the server or the model does not have, and a remedy; None if they have all."""
+        choice = settings.tool_choice
+        if choice in {None, "auto", "none"} or self._dialect.forces_tools:
+            return super().unsupported_settings(settings)
+        return f"{self.host} cannot force a call: leave out Settings(tool_choice={choice!r})"
 
     def unsupported_part(self, part: Part) -> str | None:
         """Return the reason why the model does not support this part of a message or result; None if it does."""
         return chat_wire.unsupported_part(part)
 
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Ask once, without retries; see `Model.reply`."""
+        reply = await super().reply(request, emit)
+        if self.asks_window:
+            self.asks_window = False
+            connection = await self._get_client()
+            found = await ask_window(cast("openai.AsyncOpenAI", connection.client), self.base_url, self.name)
+            self.window_tokens: int = found or self.window_tokens
+        return reply
+
     def _make_encoding_cache(self) -> EncodingCache:
         return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part, self._dialect)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
+        if request.tools and not self._dialect.takes_tools:
+            raise ModelError(f"{self.host} has no tools: leave out tools=[...], or use a model of another provider")
         # OpenAI's reasoning models refuse the older max_tokens, also behind a gateway; other servers know it, and some
         # (Mistral) refuse the newer name.
         is_new = self.is_openai or _REASONING_MODEL.search(self.name)

@@ -24,7 +24,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.usage import Usage
 from agentfsm.models.openai.dialects import OPENAI, Dialect
-from agentfsm.models.openai.shared import read_openai_usage, tool_fields
+from agentfsm.models.openai.shared import explain_foreign_call, read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
@@ -152,6 +152,8 @@ def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
 
 
 def _can_split(dialect: Dialect, before: Message, after: Message) -> bool:
+    if dialect.joins_roles:
+        return isinstance(before, AssistantMessage) != isinstance(after, AssistantMessage)
     # The media of a reply's results are sent after the last result.
     if dialect.sees_neighbours and isinstance(before, ToolResult | AssistantMessage):
         return isinstance(after, AssistantMessage)
@@ -322,6 +324,7 @@ def decode(data: bytes, *, provider: str = "", dialect: Dialect = OPENAI) -> Rep
     return _build_reply(
         text=_read_text(message) + refusal,
         calls=[call for call in calls if call.is_begun],
+        has_custom=any(call.is_custom for call in calls),
         finish=finish,
         refused=bool(refusal),
         usage=read_usage(answer),
@@ -456,6 +459,7 @@ def _build_reply(
     *,
     text: str,
     calls: list[_PartialChatCall],
+    has_custom: bool,
     finish: str,
     refused: bool,
     usage: Usage | None,
@@ -472,6 +476,7 @@ def _build_reply(
         native=native.build(calls, provider, dialect),
         thinking=native.thinking,
         served_model=served_model,
+        unanswered=explain_foreign_call("custom tool call") if has_custom else "",
     )
 
 
@@ -512,6 +517,9 @@ class _PartialChatCall:
     place: int = 0
     """Position in the reply, once the call is begun."""
 
+    is_custom: bool = False
+    """Whether it calls a tool of the type "custom", whose input is a text."""
+
     @property
     def is_begun(self) -> bool:
         """Whether it has a name or arguments. Some servers send an empty call beside a text."""
@@ -544,6 +552,7 @@ class _PartialChatCall:
         self.arguments.append(arguments)
         if isinstance(delta, dict):
             self.signature = _read_signature(delta) or self.signature
+            self.is_custom = self.is_custom or "custom" in delta
         return name, arguments
 
     def matches(self, call_id: str, name: str, arguments: str) -> bool:
@@ -677,6 +686,7 @@ class ChatStreamAssembler(StreamAssembler):
         return _build_reply(
             text="".join(self.texts),
             calls=self.begun_calls,
+            has_custom=any(call.is_custom for call in self.partial_calls),
             finish=self.finish_reason or "",
             refused=self.refused,
             usage=self.usage,

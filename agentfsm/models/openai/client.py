@@ -209,9 +209,12 @@ class OpenAIModel(SDKModel):
         if provide_key is not None:
             self._client_options["api_key"] = functools.partial(self._get_key, provide_key)
         self.is_openai: bool = self.host.endswith(OPENAI_HOSTS)
+        self.output_modes: tuple[OutputMode, ...] = self._list_output_modes()
+
+    def _list_output_modes(self) -> tuple[OutputMode, ...]:
         # Few other servers enforce a schema, and those that do not accept the field and ignore it.
         schema = (OutputMode.SCHEMA,) if self.is_openai else ()
-        self.output_modes: tuple[OutputMode, ...] = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
+        return (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
 
     def _check_api_key(self, key: str | None, *, needed: bool) -> str:
         if key:

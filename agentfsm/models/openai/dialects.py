@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.value import Value
+from agentfsm.ports.model import OutputMode
 
 # Returns the messages as a server accepts them, from those that OpenAI accepts, without the instructions.
 Adapt: TypeAlias = Callable[[Iterable[dict[str, Any]]], Iterator[dict[str, Any]]]
@@ -37,6 +38,18 @@ class Dialect(Value):
 
     field_names: Mapping[str, str] = MappingProxyType({})
     """Names of settings that differ from OpenAI's."""
+
+    joins_roles: bool = False
+    """Whether `adapt` joins messages of the same side, with the results of calls on that of the user."""
+
+    takes_tools: bool = True
+    """Whether a request may have tools."""
+
+    forces_tools: bool = True
+    """Whether a request may force a call: `tool_choice` of "required" or a name."""
+
+    output_modes: tuple[OutputMode, ...] = ()
+    """Modes of typed answers, the preferred one first. Empty: those of every server."""
 
 
 OPENAI: Final = Dialect()
@@ -94,6 +107,40 @@ def _adapt_to_mistral(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, 
             yield message
 
 
+# Perplexity
+
+
+def _adapt_to_perplexity(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield messages of alternating sides. Calls and results of other models become texts: there are no tools.
+
+    Source: "After the (optional) system message(s), user or tool message(s) should alternate with assistant message(s)"
+    (perplexityai/api-discussion#265, serac-labs/serac#53).
+    """
+    joined: dict[str, Any] = {}
+    for given in messages:
+        message = _as_user_note(given) if given["role"] == "system" else given
+        content = message["content"] or ""
+        if message["role"] == "tool":
+            message = {"role": "user", "content": f"[Result of {message['tool_call_id']}] {content}"}
+        elif calls := message.get("tool_calls"):
+            called = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            lines = [f"[Call {call_id}] {name}({arguments})" for call_id, name, arguments in called]
+            message = {"role": "assistant", "content": "\n".join(filter(None, [content, *lines]))}
+        if joined and joined["role"] == message["role"]:
+            parts = [_as_parts(joined["content"]), _as_parts(message["content"])]
+            joined = {"role": message["role"], "content": [*parts[0], *parts[1]]}
+            continue
+        if joined:
+            yield joined
+        joined = message
+    if joined:
+        yield joined
+
+
+def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 _MISTRAL: Final = Dialect(adapt=_adapt_to_mistral, sees_neighbours=True)
 
 
@@ -116,11 +163,31 @@ def _adapt_to_gemini(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, A
 # Models that do not require signatures.
 _OLD_GEMINI: Final = re.compile(r"gemini-[12](?!\d)")
 
+_NEW_LIMIT: Final = MappingProxyType({"max_tokens": "max_completion_tokens"})
+# A typed answer by a tool would have to be forced.
+_UNFORCED: Final = Dialect(forces_tools=False, output_modes=(OutputMode.JSON, OutputMode.PROMPT))
+_KIMI: Final = attrs.evolve(_UNFORCED, field_names=_NEW_LIMIT)
+
 # By the end of the host. Mistral refuses fields that it does not know: "extra_forbidden" (dnakov/anon-kode#53).
 _BY_HOST: Final[Mapping[str, Dialect]] = {
     "mistral.ai": attrs.evolve(_MISTRAL, takes_stream_options=False, field_names={"seed": "random_seed"}),
     "generativelanguage.googleapis.com": Dialect(adapt=_adapt_to_gemini),
     "openrouter.ai": Dialect(takes_reasoning=True),
+    # inference-docs.cerebras.ai/api-reference/chat-completions
+    "cerebras.ai": Dialect(field_names=_NEW_LIMIT),
+    # platform.kimi.ai/docs/api/chat and /docs/guide/migrating-from-openai-to-kimi: no "required", no name of a tool.
+    "moonshot.ai": _KIMI,
+    "moonshot.cn": _KIMI,
+    # docs.perplexity.ai: structured outputs by a schema; no tools.
+    "perplexity.ai": Dialect(
+        adapt=_adapt_to_perplexity,
+        joins_roles=True,
+        takes_tools=False,
+        output_modes=(OutputMode.SCHEMA, OutputMode.PROMPT),
+    ),
+    # docs.z.ai/api-reference/llm/chat-completion: "only auto is supported".
+    "z.ai": _UNFORCED,
+    "bigmodel.cn": _UNFORCED,
 }
 # vLLM, Ollama, SGLang and LM Studio ignore fields that they do not know. Groq and Cerebras refuse their own `reasoning`
 # (vercel/ai#8056).
@@ -142,7 +209,7 @@ def find_dialect(host: str, model: str) -> Dialect:
     named = next((dialect for end, dialect in _BY_HOST.items() if f".{host}".endswith(f".{end}")), None)
     dialect = named or (_OWN_SERVER if _is_private(host) else OPENAI)
     if dialect.adapt is iter and _MISTRAL_MODEL.search(model):
-        return attrs.evolve(_MISTRAL, takes_reasoning=dialect.takes_reasoning)
+        return attrs.evolve(dialect, adapt=_adapt_to_mistral, sees_neighbours=True)
     if dialect.adapt is _adapt_to_gemini and _OLD_GEMINI.search(model):
         return OPENAI
     return dialect

@@ -39,6 +39,13 @@ class Provider(Value):
 
 
 PROVIDERS: Final[Mapping[str, Provider]] = {
+    "alibaba": Provider(
+        title="Alibaba Cloud Model Studio",
+        base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+        url_variable="DASHSCOPE_BASE_URL",  # a key belongs to one region
+        url_suffix="/compatible-mode/v1",
+        key_variables=("DASHSCOPE_API_KEY",),
+    ),
     "azure": Provider(
         title="Azure OpenAI",
         base_url=None,
@@ -46,14 +53,31 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
         url_suffix="/openai/v1",
         key_variables=("AZURE_OPENAI_API_KEY",),
     ),
+    "cerebras": Provider(title="Cerebras", base_url="https://api.cerebras.ai/v1", key_variables=("CEREBRAS_API_KEY",)),
     "deepseek": Provider(title="DeepSeek", base_url="https://api.deepseek.com/v1", key_variables=("DEEPSEEK_API_KEY",)),
+    "fireworks": Provider(
+        title="Fireworks", base_url="https://api.fireworks.ai/inference/v1", key_variables=("FIREWORKS_API_KEY",)
+    ),
     "gemini": Provider(
         title="Gemini",
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
         key_variables=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
     ),
     "groq": Provider(title="Groq", base_url="https://api.groq.com/openai/v1", key_variables=("GROQ_API_KEY",)),
+    "huggingface": Provider(
+        title="Hugging Face", base_url="https://router.huggingface.co/v1", key_variables=("HF_TOKEN",)
+    ),
     "mistral": Provider(title="Mistral", base_url="https://api.mistral.ai/v1", key_variables=("MISTRAL_API_KEY",)),
+    "moonshot": Provider(
+        title="Moonshot",
+        base_url="https://api.moonshot.ai/v1",
+        url_variable="MOONSHOT_BASE_URL",  # https://api.moonshot.cn/v1 in China, with keys of its own
+        url_suffix="/v1",
+        key_variables=("MOONSHOT_API_KEY",),
+    ),
+    "nebius": Provider(
+        title="Nebius", base_url="https://api.tokenfactory.nebius.com/v1", key_variables=("NEBIUS_API_KEY",)
+    ),
     "ollama": Provider(
         title="Ollama",
         base_url="http://localhost:11434/v1",
@@ -65,6 +89,12 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "openrouter": Provider(
         title="OpenRouter", base_url="https://openrouter.ai/api/v1", key_variables=("OPENROUTER_API_KEY",)
     ),
+    "perplexity": Provider(
+        title="Perplexity", base_url="https://api.perplexity.ai", key_variables=("PERPLEXITY_API_KEY",)
+    ),
+    "sambanova": Provider(
+        title="SambaNova", base_url="https://api.sambanova.ai/v1", key_variables=("SAMBANOVA_API_KEY",)
+    ),
     "together": Provider(title="Together", base_url="https://api.together.xyz/v1", key_variables=("TOGETHER_API_KEY",)),
     "vllm": Provider(
         title="vLLM",
@@ -75,7 +105,16 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
         needs_key=False,
     ),
     "xai": Provider(title="xAI", base_url="https://api.x.ai/v1", key_variables=("XAI_API_KEY",)),
+    "zai": Provider(title="Z.ai", base_url="https://api.z.ai/api/paas/v4", key_variables=("ZAI_API_KEY",)),
 }
+
+RETIRED: Final[Mapping[str, str]] = {
+    "github": (
+        "GitHub Models was retired on 30 July 2026 and answers no requests: use a model of Azure ('azure:gpt-5'), or "
+        "one of the model's own provider"
+    ),
+}
+"""Prefixes of services that have ended, with the remedy."""
 
 
 def create_compatible_model(prefix: str, name: str) -> OpenAIChat:
@@ -91,7 +130,9 @@ def create_compatible_model(prefix: str, name: str) -> OpenAIChat:
     from agentfsm.models.openai.chat import OpenAIChat  # noqa: PLC0415  brings the SDK
 
     provider = PROVIDERS[prefix]
-    return OpenAIChat(name, base_url=find_base_url(provider), api_key=find_key(provider))
+    model = OpenAIChat(name, base_url=find_base_url(provider), api_key=find_key(provider))
+    model.asks_window = not provider.needs_key
+    return model
 
 
 def find_base_url(provider: Provider) -> str:

@@ -12,6 +12,7 @@ import attrs
 from agentfsm.core.errors import ModelError
 from agentfsm.core.hosted_tools import CodeExecution, FileSearch, HostedMCP, HostedTool, ImageGeneration, WebSearch
 from agentfsm.core.messages import Citation, HostedCall, HostedContent, HostedFile, ImagePart
+from agentfsm.models.openai.shared import explain_foreign_call
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Request
@@ -273,7 +274,4 @@ def explain_unanswered(item: Item) -> str:
             "cannot give, so the call was not made. HostedMCP(...) is called without approvals; for approvals by "
             "people, connect to the server with agentfsm.mcp.MCPServer."
         )
-    return (
-        f"The model made a {item['type']}, which the caller has to execute, but agentfsm executes only functions. "
-        "Leave that tool out of Settings(extra_body=...), or offer it as a function."
-    )
+    return explain_foreign_call(item["type"])

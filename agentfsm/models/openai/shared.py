@@ -35,6 +35,18 @@ def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]])
     return fields
 
 
+def explain_foreign_call(kind: str) -> str:
+    """Return the message of a call that only the caller can execute and agentfsm cannot, with the remedy.
+
+    Args:
+        kind: Type of the call in the API, such as "custom".
+    """
+    return (
+        f"The model made a {kind}, which the caller has to execute, but agentfsm executes only functions. "
+        "Leave that tool out of Settings(extra_body=...), or offer it as a function."
+    )
+
+
 def read_openai_usage(source: object, input_name: str, output_name: str) -> Usage | None:
     """Return the usage in a response or an event; None if it is missing, zero or malformed.
 

@@ -57,7 +57,7 @@ class SchemaSignature(Value):
     """Name of the first parameter if it takes the RunContext, which is passed by position; else None."""
 
     strict: bool
-    """Whether nulls stand for omitted values."""
+    """Whether the schema that models are shown has null for an omitted value."""
 
     schema: dict[str, Any] = attrs.field(repr=False)
     """JSON Schema against which arguments are validated."""
@@ -95,7 +95,8 @@ class SchemaSignature(Value):
             raise ArgumentsError(
                 f"the arguments of {self.name} do not fit: {reason}.\n{describe_parameters(self.parameters)}"
             )
-        values = drop_nulls(sent, self.schema) if self.strict else sent
+        # Models also send null for an optional property without strict mode.
+        values = drop_nulls(sent, self.schema) if self.strict or not self.is_valid(sent) else sent
         if not (self.is_valid(values) and all(map(self.accepts_name, values))):
             raise ArgumentsError(
                 format_problems(
