@@ -45,6 +45,7 @@ _log = logging.getLogger("agentfsm.admission")
 MAX_TEXT_CHARS: Final = 1_000_000
 # Maximum of parts of a prompt or an input.
 MAX_PARTS: Final = 20
+_TOO_DEEP: Final = "a JSON value is nested too deeply: flatten it"
 # Types of files without a signature, which have to be UTF-8.
 _TEXT_TYPES: Final = frozenset({"text/plain", "text/csv", "text/markdown", "application/json"})
 
@@ -75,8 +76,10 @@ def admit(prompt: Prompt, caller: str) -> tuple[Part, ...]:
     if texts[:1] and texts[0].lstrip().startswith("{") and len(texts) == len(admitted):
         try:
             inputs = json.loads("".join(texts))
-        except (ValueError, RecursionError):
+        except ValueError:
             return tuple(admitted)
+        except RecursionError:
+            raise MisuseError(_TOO_DEEP) from None
         if (safe := admit_answer(inputs, caller)) != inputs:
             return (TextPart(text=json.dumps(safe, ensure_ascii=False)),)
     return tuple(admitted)
@@ -86,9 +89,15 @@ def admit_answer(content: T, caller: str) -> T:
     """Return an answer, a reason or another JSON value that is said to a run, with the checks of the texts of `admit`.
 
     Raises:
-        MisuseError: when a text is too long.
+        MisuseError: when a text is too long, or the value is nested too deeply.
     """
-    value: Any = content
+    try:
+        return cast("T", _admit_value(content, caller))
+    except RecursionError:
+        raise MisuseError(_TOO_DEEP) from None
+
+
+def _admit_value(value: Any, caller: str) -> Any:
     if isinstance(value, str):
         if len(value) > MAX_TEXT_CHARS:
             raise MisuseError(f"a text has {MAX_TEXT_CHARS:,} characters at most, not {len(value):,}: shorten it")
@@ -96,10 +105,10 @@ def admit_answer(content: T, caller: str) -> T:
             _log.info("a hidden character was escaped in the words of %r: %s", caller, found)
             value = escape_hidden(value, keep_legitimate=True)
     elif isinstance(value, dict):
-        value = {admit_answer(name, caller): admit_answer(each, caller) for name, each in value.items()}
+        value = {_admit_value(name, caller): _admit_value(each, caller) for name, each in value.items()}
     elif isinstance(value, list):
-        value = [admit_answer(each, caller) for each in value]
-    return cast("T", value)
+        value = [_admit_value(each, caller) for each in value]
+    return value
 
 
 def admit_messages(messages: Iterable[Message], caller: str) -> tuple[Message, ...]:
@@ -163,9 +172,11 @@ def _find_flaw_of_address(url: str) -> str | None:
 
     try:
         parts = urlsplit(url)
-        host = parts.hostname or ""
+        host, _ = parts.hostname or "", parts.port  # a port that is none raises
     except ValueError:
         parts, host = None, ""
+    if any(map(str.isspace, url)):
+        return "its address has a space, a tab or a line break: leave it out"
     if parts is None or parts.scheme != "https" or "\\" in url or find_hidden(url) is not None:
         return "give a data: URL, or an address that begins with https://"
     if "@" in parts.netloc or not is_public_host(host):

@@ -39,7 +39,10 @@ _MAX_NAMED: Final = 10
 # A host in a URL: a name, of any script, or an address.
 _PLAIN_HOST: Final = re.compile(r"[\w.:-]+")
 # Endings of names that no public host has.
-_INTERNAL_DOMAINS: Final = (".internal", ".local", ".localdomain", ".lan", ".intranet", ".corp", ".home", ".home.arpa")
+_INTERNAL_DOMAINS: Final = (
+    *(".internal", ".local", ".localdomain", ".lan", ".intranet", ".corp", ".home", ".home.arpa", ".private"),
+    *(".svc", ".test", ".invalid", ".onion"),
+)
 # Ports of an entry of a list of hosts that names none.
 _HTTP_PORTS: Final = (80, 443)
 _HOST: Final = re.compile(

@@ -49,7 +49,7 @@ from agentfsm.decisions import (
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
-from agentfsm.engine.influence import Influence, check_four_eyes, influence
+from agentfsm.engine.influence import Influence, check_four_eyes, check_not_approved, influence
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.run_status import RunStatus, read_status
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
@@ -486,6 +486,8 @@ class Runs:
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
+        if self.four_eyes:
+            await check_not_approved(self.store, run_id, call_id, by)
         await post_decision(self.store, run, item, build_answer(item, content, failed=failed, declined=declined, by=by))
 
     async def settle(
@@ -523,6 +525,7 @@ class Runs:
             run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
         if self.four_eyes:
             await check_four_eyes(self.store, run_id, call_id, by)
+            await check_not_approved(self.store, run_id, call_id, by)
         await post_decision(self.store, run, item, decision)
 
     # Send input, pause and cancel.
@@ -565,6 +568,8 @@ class Runs:
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
         item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels), by=by)
+        if self.four_eyes:
+            await check_not_approved(self.store, run_id, "", by)
         key, parent = key or secrets.token_hex(8), (await self.header(run_id)).parent
         posted = await self.store.post(run_id, f"input:{key}", item)
         again = f"repeat the call with key={key!r}, which posts nothing twice"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final
 
 import attrs
@@ -58,7 +59,9 @@ def map_leaves(value: Any, change: Callable[[Any, str | None], Any], name: str =
         return members
     if isinstance(value, list | tuple | set | frozenset):
         return [map_leaves(each, change, name) for each in value]
-    if not isinstance(value, str) and (attrs.has(type(value)) or hasattr(value, "__dict__")):
+    if isinstance(value, Enum):
+        return map_leaves(value.value, change, name)
+    if not isinstance(value, str | type) and (attrs.has(type(value)) or hasattr(value, "__dict__")):
         fields = attrs.asdict(value, recurse=False) if attrs.has(type(value)) else vars(value)
         own = {key: map_leaves(each, change, key) for key, each in fields.items()}
         return own | map_leaves(getattr(value, "__pydantic_extra__", None) or {}, change)

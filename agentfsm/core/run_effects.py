@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import PLAN_TOOL, PlanProgress, PlanStep, find_step_number, is_skipped
@@ -51,6 +52,16 @@ def list_results(run: Run) -> list[ToolResult]:
     entries = (*(() if run.plan is None else run.plan.closed), *run.open)
     found = (*run.messages[run.own_start :], *[entry.result for entry in entries])
     return [each for each in found if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+
+
+def list_brought_labels(run: Run, known: Iterable[Label]) -> tuple[Label, ...]:
+    """Return the labels of the data that a run has brought in: those of its results, and all that are not known.
+
+    Args:
+        run: The run.
+        known: Labels that its caller has already.
+    """
+    return join_labels(*[each.labels for each in list_results(run)], run.labels.keys() - set(known))
 
 
 def list_effects(run: Run) -> RunEffects:

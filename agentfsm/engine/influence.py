@@ -78,6 +78,9 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
         if header.after is not None:
             todo.append((header.after, None))
         for origin in await _list_origins(store, header):
+            for person, deed in ((origin.user, "gave the prompt"), (origin.forked_by, "forked")):
+                if person:
+                    found[Influence(person=person, deed=deed, run_id=origin.id)] = None
             if origin.parent is not None:
                 todo.append((origin.parent, origin.id.removeprefix(f"{origin.parent}.")))
             if origin.caller is not None:
@@ -107,6 +110,37 @@ async def check_four_eyes(store: Store, run_id: str, call_id: str, by: str) -> N
             f"{by!r} may not decide on {call_id} of run {run_id}: {by!r} has shaped it ({own.deed}{where} in run "
             f"{own.run_id}); another person has to decide"
         )
+
+
+async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -> None:
+    """Check that a person who answers or settles a call, or sends input, has not approved that which it shapes.
+
+    That is the call itself, the plan whose step it is, and each call above its run.
+
+    Raises:
+        FourEyesError: if he has.
+    """
+    at, call = run_id, call_id
+    while True:
+        try:
+            stored = await store.read(at)
+        except RunNotFoundError:
+            return
+        for event in stored.events:
+            if not isinstance(event, e.ApprovalGiven) or event.by != by:
+                continue
+            if call and (event.call_id == call or call.startswith(f"{event.call_id}.")):
+                raise FourEyesError(
+                    f"{by!r} has approved {event.call_id} of run {at}, and may not give what it works with: another "
+                    "person has to"
+                )
+        header = stored.header
+        if header.parent is not None:
+            at, call = header.parent, at.removeprefix(f"{header.parent}.")
+        elif header.caller is not None:
+            at, _, call = header.caller.rpartition("/")
+        else:
+            return
 
 
 def _list_deeds(

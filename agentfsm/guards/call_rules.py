@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +32,9 @@ _PATTERN_SIGNS: Final = frozenset("*?[")
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
 
-# A whole word: neither a part of a longer one, nor of a number, an address or a path.
-_WORD: Final = r"(?<![\w.,@/-]){}(?!\w|[.,@/-]\w)"
+# A whole word, between spaces and punctuation of a sentence: no part of a longer one, a number, an address or a path.
+_BEFORE: Final = r"""(?:^|\s)["'(\[{<«“`$€£¥\u2018]*"""
+_AFTER: Final = r"""(?:['\u2019]s)?["')\]}>»”`.,;:!?%$€£¥\u2019]*(?:\s|$)"""
 _VERDICT: Final = require_choice(*GuardVerdict)
 
 
@@ -269,11 +271,17 @@ class ChangeRule(CallGuard, Value):
 
 
 def is_ordered(call: GuardedCall) -> bool:
-    """Return whether each text and number among the arguments stands as a whole word in the user's words."""
-    said = call.said.casefold()
+    """Return whether each text and number among the arguments stands as a whole word in the user's words.
+
+    A value without a letter or digit, such as "*" or "/", is never ordered.
+    """
+    said = unicodedata.normalize("NFC", call.said).casefold()
     leaves = [value for value in list_leaves(call.arguments) if value != "" and not isinstance(value, bool)]
-    values = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]
-    return bool(said and values) and all(re.search(_WORD.format(re.escape(value.casefold())), said) for value in values)
+    texts = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]
+    values = [unicodedata.normalize("NFC", text).casefold() for text in texts]
+    return bool(said and values) and all(
+        any(map(str.isalnum, value)) and re.search(f"{_BEFORE}{re.escape(value)}{_AFTER}", said) for value in values
+    )
 
 
 def no_change_after_untrusted(*, verdict: GuardVerdict | str = GuardVerdict.ASK, strict: bool = False) -> ChangeRule:

@@ -170,6 +170,7 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
     if work > _MAX_WORK:
         return _TOO_LONG, ()
     places = {place for leaf in leaves for place in _PLACE.findall(_fold(leaf))}
+    folded = {_fold(leaf) for leaf in leaves}
     for leaf in dict.fromkeys(leaves):
         address = _ADDRESS.match(leaf)
         is_named = address is not None and any(_fold(address[1]) in each.folded for each in private)
@@ -183,7 +184,8 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
                 continue
             work += size_of_all * 2
             sought = [word] if address is None else [word, leaf]
-            if not any(_is_known_outside(each, call, texts, places, untrusted) for each in sought):
+            kept = places.union([each for each in folded if word not in each])  # a search may change, and not its place
+            if not any(_is_known_outside(each, call, texts, kept, untrusted) for each in sought):
                 source = LabelSource(
                     label=Label.USER_DATA,
                     run_id=call.header.id,

@@ -124,7 +124,9 @@ async def answer_call(
     header = await gateway.open_run(run_id, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
     given = admit_answer(content, caller.user)
-    await gateway.runs.answer(waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest)
+    await gateway.decide_as(caller).answer(
+        waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest
+    )
 
 
 async def send_text(
@@ -149,7 +151,7 @@ async def send_text(
     header = await gateway.open_run(run_id, caller, is_control=True)
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
-    await gateway.runs.send(header.id, parts, key=key, priority=priority, kind=kind, by=caller.user)
+    await gateway.decide_as(caller).send(header.id, parts, key=key, priority=priority, kind=kind, by=caller.user)
 
 
 async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: str = "") -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm._concurrency import in_copied_context
-from agentfsm.core.labels import Label, LabelSource, join_labels
+from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.run_effects import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class ExecutingCall:
 
     def add_run_labels(self, run: Run[Any]) -> None:
         """Add the labels of a run that the function has read to those of the call."""
-        if added := run.labels.keys() - self.run.labels.keys():
-            self.on_labels(join_labels(added))
+        if added := list_brought_labels(run, self.run.labels):
+            self.on_labels(added)
 
 
 # The call whose function runs in this context; None outside of calls, and while a run is executed within one.

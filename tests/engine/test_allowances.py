@@ -222,3 +222,17 @@ async def test_an_allowance_that_is_not_recorded():
     run = await agent.resume(run.id)
     assert (len(paid), len(run.pending)) == (1, 1)
     assert names(await Runs(store).history(run.id)).count(ApprovalAsked.__name__) == 2
+
+
+async def test_another_rule_still_asks(store):
+    """An allowance answers the question of its own rule; the same call under a further rule is asked about."""
+    paid = []
+    guard = Guard(Guard.default(), ask(Rule("pay", lambda arguments: arguments.cents > 500)))
+    agent = make_clerk(
+        store, paid, [ANN], [call("pay", to="Ann", cents=7)], [call("pay", to="Ann", cents=900)], guard=guard
+    )
+    run = await agent.run("Help.")
+    await approve(store, run)
+    run = await agent.resume(run.id)
+    assert paid == [("Ann", 5), ("Ann", 7)]
+    assert [item.arguments["cents"] for item in run.pending] == [900]

@@ -110,6 +110,13 @@ async def test_strict_takes_what_is_not_declared_as_untrusted():
         ("Write to bob@shop.example.", {"to": "shop.example"}, False),
         ("Write to bob@shop.example.evil.", {"to": "bob@shop.example"}, False),
         ("Look at the page.", {"to": "Eve"}, False),
+        ("Pay “Bob” $50!", {"to": "Bob", "amount": 50}, True),
+        ("Pay Bob's 50.", {"to": "Bob", "amount": 50}, True),
+        ("Pay Bob 50 and tidy up ~/old.", {"to": "/old", "amount": 50}, False),
+        ("* Pay 50 * be short", {"to": "*", "amount": 50}, False),
+        ("Pay 50 to bob+news@shop.example.", {"to": "news@shop.example", "amount": 50}, False),
+        ("Pay 50 to Tim.O'Brien@shop.example.", {"to": "Brien@shop.example", "amount": 50}, False),
+        ("Pay 50, see ?next=evil.example", {"to": "evil.example", "amount": 50}, False),
     ],
 )
 async def test_a_call_that_the_user_has_ordered_is_not_asked_about(prompt, arguments, is_ordered):

@@ -5,7 +5,7 @@ import json
 import attrs
 import pytest
 
-from agentfsm import Agent, ask_user
+from agentfsm import Agent, InputRequired, Question, RunContext, ask_user, tool
 from agentfsm.core.errors import ConflictError, FourEyesError
 from agentfsm.core.events import ApprovalAsked
 from agentfsm.core.plans import Plan
@@ -125,3 +125,35 @@ async def test_deeds_that_shape_nothing():
     await runs.answer(run.id, "t3.0", "DE1", by="eve")
     await runs.approve(run.id, "t3.1", by="eve")
     assert (await agent.resume(run.id)).output == "done"
+
+
+async def test_a_fork_of_a_fork_knows_its_first_forker():
+    """The prompt that it has is that person's."""
+    agent = shop(MemoryStore())
+    run = await agent.run("pay", user="ann")
+    first = await agent.fork(run.id, at=0, prompt="pay 9 to FE1", by="eve")
+    second = await agent.fork(first.id, by="ann")
+    assert {each.person for each in await agent.runs.influence(second.id, "t1.0")} == {"ann", "eve"}
+
+
+async def test_who_has_approved_a_call_does_not_answer_its_questions():
+    """Nor those of a step of a plan that he has approved: the values would be his."""
+    store = MemoryStore()
+
+    @tool(requires_approval=True)
+    async def transfer(ctx: RunContext[None], cents: int) -> str:
+        """Transfer to the account that a person names."""
+        if not ctx.answers:
+            schema = {"type": "object", "properties": {"iban": {"type": "string"}}, "required": ["iban"]}
+            raise InputRequired(Question(key="iban", message="To which account?", schema=schema))
+        return f"paid {cents}"
+
+    agent = Agent(ScriptedModel(say("", call("transfer", cents=9)), "ok"), tools=[transfer], store=store)
+    run = await agent.run("pay", user="ann")
+    runs = Runs(store, four_eyes=True)
+    await runs.approve(run.id, "t1.0", by="bob")
+    run = await agent.resume(run.id)
+    with pytest.raises(FourEyesError, match="'bob' has approved"):
+        await runs.answer(run.id, "t1.0", {"iban": "FE1"}, by="bob")
+    await runs.answer(run.id, "t1.0", {"iban": "FE1"}, by="eve")
+    assert (await agent.resume(run.id)).output == "ok"

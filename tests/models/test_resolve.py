@@ -65,7 +65,7 @@ def test_other_names_are_refused(name):
 
 def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
-    hosted = ["CodeExecution", "FileSearch", "HostedMCP", "HostedTool", "ImageGeneration", "WebSearch"]
+    hosted = ["CodeExecution", "FileSearch", "HostedMCP", "HostedTool", "ImageGeneration", "URLContext", "WebSearch"]
     outcome = ["Citation", "HostedCall", "HostedContent", "HostedFile"]
     assert {name: getattr(models, name) for name in models.__all__} == {
         **{name: getattr(hosted_tools, name) for name in hosted},

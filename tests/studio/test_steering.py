@@ -74,6 +74,7 @@ def test_the_second_of_two_people_is_told(open_page, studio):
     decide(studio, run_id, "reject", message="not today")
     page.locator(CARD).get_by_role("button", name="Approve").click()
     expect(page.locator(f"{CARD} .error:visible")).to_contain_text(re.compile("approv|decided|wait"))
+    page.close()
     page.complaints.clear()  # the browser reports the answer 4xx, and the routes that were cut
 
 

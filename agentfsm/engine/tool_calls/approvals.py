@@ -41,7 +41,7 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
 from agentfsm.engine.tool_calls.allowances import Allowance, find_allowance
-from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
+from agentfsm.engine.tool_calls.call_guards import decide_call, is_asked_only_by, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
 from agentfsm.ports.store import Store
@@ -254,7 +254,8 @@ async def _find_allowance(execution: Execution, entry: OpenCall) -> Allowance | 
         return None
     if entry.call.name == PLAN_TOOL or is_outside_plan(run) or differs_from_plan(run, tool, entry.call):
         return None
-    return await find_allowance(execution, entry, partial(digest_call, execution.config, tool))
+    found = await find_allowance(execution, entry, partial(digest_call, execution.config, tool))
+    return found if found is not None and is_asked_only_by(execution, tool, entry.call, found.asked_by) else None
 
 
 _SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})

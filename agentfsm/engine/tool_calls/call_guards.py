@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall, ToolResult
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.screening import TextScreen
+    from agentfsm.tools.tool import Tool
 
 # Decision of a screen on the calls of all tools that it concerns.
 Finding: TypeAlias = "tuple[TextScreen, GuardDecision]"
@@ -113,9 +115,27 @@ def decide_call(
         The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
         its tool is not available, the arguments are invalid, or it is not permitted.
     """
-    config, run = execution.config, execution.journal.run
+    config = execution.config
     tool = None if call.invented or call.malformed is not None else config.find_tool(call.name)
-    if tool is None or check_available(execution, tool) is not None:
+    asked = None if tool is None else _build_guarded_call(execution, tool, call, counted, before)
+    if tool is None or asked is None:
+        return None
+    decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
+    decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
+    strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
+    counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
+    return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
+
+
+def _build_guarded_call(
+    execution: Execution,
+    tool: Tool[..., Any],
+    call: ToolCall,
+    counted: Mapping[str, int] | None,
+    before: e.Guarded | None,
+) -> GuardedCall | None:
+    """Return a call as guards see it; None if it will be refused for another reason."""
+    if check_available(execution, tool) is not None:
         return None
     try:
         bound = tool.bind_and_check(call.arguments)
@@ -123,9 +143,9 @@ def decide_call(
         return None
     if check_permitted(execution, tool, bound) is not None:
         return None
-    arguments = tool.to_namespace(bound)
+    run, arguments = execution.journal.run, tool.to_namespace(bound)
     later = _list_later_calls(run, before)
-    asked = GuardedCall(
+    return GuardedCall(
         tool=tool.select_traits(arguments),
         arguments=arguments,
         labels=_find_labels(run, later),
@@ -135,11 +155,25 @@ def decide_call(
         unclear_readers=_list_unclear_readers(execution, later),
         list_texts=partial(list_known_texts, run),
     )
-    decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
-    decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
-    strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
-    counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
-    return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
+
+
+def is_asked_only_by(execution: Execution, tool: Tool[..., Any], call: ToolCall, rule: str) -> bool:
+    """Return whether no other rule of the guards asks about a call. A detector may, wherever it is concerned."""
+    asked = _build_guarded_call(execution, tool, call, None, None)
+    if asked is None or any(screen.concerns(asked.tool) for screen in execution.config.screens):
+        return False
+    return set(_list_asking_rules(execution.config.guards, asked)) <= {rule}
+
+
+def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[str]:
+    """Return the rules that ask about a call; of a set of rules, none if one of them allows it."""
+    found: list[str] = []
+    for guard in guards:
+        decision = guard.decide(asked)
+        if decision is not None and decision.verdict is GuardVerdict.ASK:
+            rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]  # of a set of rules
+            found += _list_asking_rules(rules, asked) or [decision.rule]
+    return found
 
 
 def _find_words_of_user(run: Run) -> str:

@@ -10,12 +10,12 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import RunNotFoundError, StoreError
-from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.labels import Label
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.run_effects import format_names, list_results, may_have_happened
+from agentfsm.core.run_effects import format_names, list_brought_labels, list_results, may_have_happened
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
@@ -166,9 +166,8 @@ def build_final_result(run: Run, model: Model | None = None) -> ToolReturn:
 
 
 def list_own_labels(run: Run) -> tuple[Label, ...]:
-    """Return the labels that a child run has brought in itself; its parent has the others."""
-    inherited = {source.label for source in run.header.labels}
-    return join_labels(run.labels.keys() - inherited)
+    """Return the labels of data that a child run has brought in, also of those that its parent has."""
+    return list_brought_labels(run, [source.label for source in run.header.labels])
 
 
 def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
