@@ -5,7 +5,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.machine import State
-from agentfsm.core.recalled_items import build_recall_note
+from agentfsm.core.recalled_items import build_recall_note, read_recall_note
 from tests.support.sample_runs import REMEMBERED, run_in
 
 
@@ -43,3 +43,9 @@ def test_a_source_of_a_label_is_described():
         LabelSource(label=Label.UNTRUSTED, run_id="r", call_id="t1.0", name="fetch").describe() == "call t1.0 of fetch"
     )
     assert LabelSource(label=Label.UNTRUSTED, run_id="r", name="prompt").describe() == "prompt"
+
+
+def test_the_texts_of_a_note_are_read_back():
+    """One a line, without the words of the note."""
+    note = build_recall_note((REMEMBERED, attrs.evolve(REMEMBERED, text="two\nlines")))
+    assert read_recall_note(note).splitlines() == [REMEMBERED.text, "two lines"]

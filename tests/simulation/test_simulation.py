@@ -37,7 +37,7 @@ from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
 
 # In the usual suite.
-FEW = 200
+FEW = 100
 # In a soak.
 MANY = 100_000
 IN_A_ROW = 100

@@ -30,7 +30,7 @@ from agentfsm.tools.tool import Tool
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
 # In the usual suite.
-FEW = 2_000
+FEW = 1_000
 # Schedules in one event loop: starting a loop takes as long as a schedule.
 IN_A_ROW = 250
 TIMEOUT_S = 2.0
