@@ -193,7 +193,7 @@ def _iter_attribute(tag: str, name: str, value: str, depth: int) -> Iterator[Add
     if name.startswith("on"):
         yield Address("", "", is_loaded=True)
     elif name == "srcdoc":
-        # Deeper frames are none that anybody writes.
+        # Real pages do not nest frames this deeply: treat the frame as one that loads an unknown address.
         yield from _iter_html(value, depth=depth + 1) if depth < _NESTED else [Address("", "", is_loaded=True)]
     elif name in _ADDRESSES:
         yield from _iter_url(value, is_loaded=tag not in {"a", "area"} or name not in {"href", "xlink:href"}, tag=tag)

@@ -74,24 +74,21 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
             continue
         header = stored.header
         deeds, before = _list_deeds(header, stored.events, step[1])
-        found |= dict.fromkeys(deeds)
         if header.after is not None:
             todo.append((header.after, None))
         for origin in await _list_origins(store, header):
             for person, deed in ((origin.user, "gave the prompt"), (origin.forked_by, "forked")):
                 if person:
                     found[Influence(person=person, deed=deed, run_id=origin.id)] = None
-            if origin.parent is not None:
-                todo.append((origin.parent, origin.id.removeprefix(f"{origin.parent}.")))
-            if origin.caller is not None:
-                caller, _, its_call = origin.caller.rpartition("/")
-                todo.append((caller, its_call))
+            if (above := _find_call_above(origin)) is not None:
+                todo.append(above)
             if not before:
                 continue
             children = {row.id for row in await store.runs(Filter(parent=origin.id), limit=_MAX_CHILDREN)}
             for made in before:
                 below = [child] if (child := child_run_id(origin.id, made.id)) in children else []
                 todo += [(each, None) for each in (*below, *await _list_inner_runs(store, origin.id, made))]
+        found |= dict.fromkeys(deeds)
     return tuple(found)
 
 
@@ -134,19 +131,25 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
                     f"{by!r} has approved {event.call_id} of run {at}, and may not give what it works with: another "
                     "person has to"
                 )
-        header = stored.header
-        if header.parent is not None:
-            at, call = header.parent, at.removeprefix(f"{header.parent}.")
-        elif header.caller is not None:
-            at, _, call = header.caller.rpartition("/")
-        else:
+        if (above := _find_call_above(stored.header)) is None:
             return
+        at, call = above
+
+
+def _find_call_above(header: Header) -> tuple[str, str] | None:
+    """Return the run and the call that a run works for, or None if no call has started it."""
+    if header.parent is not None:
+        return header.parent, header.id.removeprefix(f"{header.parent}.")
+    if header.caller is not None:
+        run_id, _, call_id = header.caller.rpartition("/")
+        return run_id, call_id
+    return None
 
 
 def _list_deeds(
     header: Header, events: Sequence[e.Event], call_id: str | None
 ) -> tuple[list[Influence], list[ToolCall]]:
-    """Return the deeds in a run that shape a call, or all if it is None, and the calls whose results it has."""
+    """Return the later deeds in a run that shape a call, or all if it is None, and the calls whose results it has."""
     found: list[Influence] = []
     calls: dict[str, ToolCall] = {}
     closed: list[ToolCall] = []
@@ -156,9 +159,6 @@ def _list_deeds(
         if name := person or header.user:
             found.append(Influence(person=name, deed=deed, run_id=header.id, call_id=call))
 
-    add(header.user, "gave the prompt")
-    if header.forked_by:
-        add(header.forked_by, "forked")
     for event in events:
         match event:
             case e.ToolsChosen() | e.Planned() | e.StepsReady():

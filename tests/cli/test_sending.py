@@ -207,7 +207,7 @@ def test_a_changed_agent_is_told(here):
 
 
 def test_state_names_are_no_secret(here):
-    """`runs` says queued of a run that only wants a worker: nobody has paused it."""
+    """`runs` lists a run that waits for a worker as queued, not as paused."""
     here("submit", "app:adder", "2 + 2", "--id", "s")
     assert "queued" in here("runs")
     assert here.json("runs")["runs"][0]["state"] == State.OBSERVE

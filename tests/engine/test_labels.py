@@ -294,7 +294,7 @@ async def test_a_function_that_fails_lifts_no_label(store, caplog):
 
 
 async def test_a_guard_decides_on_the_labels_of_the_call(store):
-    """After a stranger's page, an event of one's own starts, and one with guests waits for a person."""
+    """After an untrusted page, an event without guests is created, and one with guests waits for approval."""
     own, invites = call("create_event", title="a"), call("create_event", title="b", participants=["Ann"])
     rule = Guard(no("untrusted", "irreversible", verdict="ask"))
     replies = (say("", call("read_page")), say("", own, invites), "done")

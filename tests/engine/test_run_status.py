@@ -103,7 +103,7 @@ async def test_who_waits_for_a_run_that_stands_still_is_told(monkeypatch, caplog
 
 @pytest.mark.parametrize("row_waits", [False, True])
 async def test_a_decision_or_a_deadline_makes_a_run_ready(row_waits):
-    """A run that waits and may be claimed is queued, since nobody has applied the reason yet."""
+    """A waiting run that a worker may claim is queued: no worker has applied the decision or the deadline yet."""
     async with make_agent(store=MemoryStore()) as agent:
         await agent.run("Pay.")
         [row] = await agent.runs.list()

@@ -104,7 +104,7 @@ async def test_what_a_stranger_knows_may_be_sent(prompt, url):
 
 
 async def test_nothing_is_asked_before_untrusted_content_nor_when_a_search_is_refined():
-    """What a read-only tool got for the same host before is known there; another host is asked about."""
+    """Words already sent to a host need no approval when they are sent to it again; another host needs one."""
     first = say("", call("get", url="https://a.example/?q=diabetes"))
     for host, is_asked in (("a.example", False), ("b.example", True)):
         async with agent_of(first, say("", call("get", url=f"https://{host}/?q=diabetes+shoes"))) as agent:

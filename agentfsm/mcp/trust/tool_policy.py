@@ -185,8 +185,8 @@ class ToolPolicy(Value):
             "read_only": read_only,
             "idempotent": hints.idempotent,
             "reads_untrusted": not self.trusted or claims.open_world is True,
-            # A reader that says nothing of an open world asks nobody outside; the specification has it that it
-            # does, and then a person would be asked about each mail after the first private one.
+            # A read-only tool without `openWorldHint` counts as one that sends nothing out. The specification's
+            # default is the opposite; with it, a person would be asked about every mail after the first private one.
             "sends_out": claims.open_world is True or not (read_only or hints.open_world is False),
             "irreversible": destructive,
             **said,

@@ -1,4 +1,4 @@
-"""The context window of a model on a server of one's own, as the server says itself."""
+"""Ask a self-hosted model server for the context window of its model."""
 
 from __future__ import annotations
 
