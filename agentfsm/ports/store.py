@@ -263,7 +263,7 @@ class Filter(Value):
     """Matches the runs of the agent with this name."""
 
     user: str | None = attrs.field(default=None, validator=STRING.or_none())
-    """Matches the runs of this user."""
+    """Matches the runs of this user; an empty string matches the runs without a user."""
 
     state: State | None = attrs.field(default=None, validator=require_choice(*State).or_none())
     """Matches the runs in this state."""
@@ -296,15 +296,20 @@ class Filter(Value):
     worker that has died counts until its runs are claimed.
     """
 
+    over: bool | None = attrs.field(default=None, validator=BOOL.or_none())
+    """Matches the runs that are over (True), or the others (False)."""
+
     def matches(self, summary: RunSummary) -> bool:
         """Return whether the run with this summary is selected."""
         wanted = attrs.asdict(self)
         before, max_rating, tenant = wanted.pop("before"), wanted.pop("max_rating"), wanted.pop("tenant")
-        ready_by, active_at = wanted.pop("ready_by"), wanted.pop("active_at")
+        ready_by, active_at, user, over = [wanted.pop(name) for name in ("ready_by", "active_at", "user", "over")]
         ready_at = math.inf if summary.ready_at is None else summary.ready_at
         return (
             all(value is None or getattr(summary, name) == value for name, value in wanted.items())
             and (tenant is None or (summary.tenant or "") == tenant)
+            and (user is None or (summary.user or "") == user)
+            and (over is None or (summary.stop_reason is not None) == over)
             and (max_rating is None or (summary.rating is not None and summary.rating <= max_rating))
             and (ready_by is None or ready_at <= ready_by)
             and (active_at is None or summary.worker is not None or summary.driven or ready_at <= active_at)

@@ -129,6 +129,13 @@ class Admission:
     async def admit_run(self, caller: Caller, agent: str, run_id: str) -> AsyncIterator[None]:
         """Admit a new run, which the block starts. Until then it counts already, in all processes of the store.
 
+        A run keeps its place until it is over, also while it waits or is paused, so that it can always go on.
+
+        Args:
+            caller: The user of the run, with its limits.
+            agent: Name of the agent.
+            run_id: Id of the run.
+
         Raises:
             LimitExceededError: when the caller, or its tenant, has used its tokens or has too many runs.
             OverloadedError: when too many runs of the agent wait for a worker.
@@ -139,20 +146,14 @@ class Admission:
         if of_user.tokens is not None or of_tenant.tokens is not None:
             self._counts_tokens.set()
             await self._take("tokens", caller, "{} tokens in 60 s are allowed")
-        where = Filter(tenant=caller.tenant or "")
+        where = Filter(tenant=caller.tenant or "", over=False)
         by_user, by_tenant = _quota_names("runs", caller.tenant, caller.user)
         limits = (
             PlaceLimit(
-                name="queue", scope=f"queue:{agent}", where=Filter(agent=agent), moment="ready_by", limit=self.max_queue
+                name="queue", scope=f"queue:{agent}", where=Filter(agent=agent), is_queue=True, limit=self.max_queue
             ),
-            PlaceLimit(
-                name="runs",
-                scope=by_user,
-                where=attrs.evolve(where, user=caller.user),
-                moment="active_at",
-                limit=of_user.runs,
-            ),
-            PlaceLimit(name="runs", scope=by_tenant, where=where, moment="active_at", limit=of_tenant.runs),
+            PlaceLimit(name="runs", scope=by_user, where=attrs.evolve(where, user=caller.user), limit=of_user.runs),
+            PlaceLimit(name="runs", scope=by_tenant, where=where, limit=of_tenant.runs),
         )
         if all(each.limit is None for each in limits):
             yield
@@ -168,7 +169,8 @@ class Admission:
         self.refused[name] += 1
         if name == "queue":
             return OverloadedError("too many runs wait for a worker: try again later")
-        return LimitExceededError(f"{limit} runs at once are allowed: wait until one has ended", QUEUE_RETRY_S)
+        text = f"{limit} runs at once are allowed, waiting ones included: wait until one has ended, or cancel one"
+        return LimitExceededError(text, QUEUE_RETRY_S)
 
     async def count_queue(self, agent: str, limit: int) -> int:
         """Return how many runs of an agent wait for a worker, up to a limit."""

@@ -31,8 +31,8 @@ class RateLimits(Value):
     """Tokens in 60 s. Those of a run count when it ends or waits; from the limit on, no run is started."""
 
     runs: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    """Runs at once that have a worker or wait for one, runs of sub-agents included. Runs that wait for a person do not
-    count. No start exceeds it, in whichever process; a run that goes on after a person's decision may.
+    """Runs at once that are not over, runs of sub-agents included. A run keeps its place while it waits for a person or
+    is paused, so that no start exceeds the limit, in whichever process, and no decision has to.
     """
 
     def or_else(self, other: RateLimits) -> RateLimits:

@@ -19,6 +19,7 @@ from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_po
 from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
+from agentfsm.serve.rate_limits import NO_LIMITS
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_past_document, build_row_documents, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
@@ -233,7 +234,10 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
     fork_id = new_id()
-    async with gateway.admission.admit_run(caller, agent.name, fork_id):
+    owner = caller  # a fork is a run of the same user
+    if header.user != caller.user:
+        owner = attrs.evolve(caller, user=header.user or "", limits=NO_LIMITS)
+    async with gateway.admission.admit_run(owner, agent.name, fork_id):
         run = await agent.fork(
             header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold, by=caller.user
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
@@ -52,10 +52,10 @@ class PlaceLimit(Value):
     """Text that is the same for all runs that share the places."""
 
     where: Filter
-    """Matches the runs in the store that have a place, apart from their time."""
+    """Matches the runs in the store that have a place; of a queue, if they wait for a worker."""
 
-    moment: Literal["active_at", "ready_by"]
-    """Field of the filter for the present time."""
+    is_queue: bool = False
+    """Whether only runs that wait for a worker have a place."""
 
     limit: int | None
     """Number of places. None: any number."""
@@ -206,14 +206,14 @@ class _Room:
         """
         if limit.limit is None:
             return True
-        if limit.moment == "ready_by" and scope in self.bounds:
+        if limit.is_queue and scope in self.bounds:
             bound, admitted, at = self.bounds[scope]
             since = self.admitted - admitted
             if since >= 0 and 0 <= self.now - at < BOUND_S and bound + since < limit.limit:
                 return True
-        store, moment = self.runs.store, limit.moment
+        store = self.runs.store
         if scope not in self._found:
-            self._found[scope] = await store.count(_at(limit.where, moment, self.now), limit=limit.limit)
+            self._found[scope] = await store.count(_at(limit, self.now), limit=limit.limit)
         held = {key for key, each in self.starts.items() if scope in each["in"]}
         found = self._found[scope]
         if isinstance(found, int) and found + len(held) >= limit.limit:
@@ -222,10 +222,10 @@ class _Room:
                     del self.starts[key]
             held &= self.starts.keys()
             self._found.clear()  # other limits may not have counted the runs whose starts are gone now
-            where = _at(limit.where, moment, await store.now())  # runs that were ready before are ready by then
+            where = _at(limit, await store.now())  # runs that were ready before are ready by then
             found = self._found[scope] = {row.id for row in await store.runs(where, limit=limit.limit)}
         taken = found + len(held) if isinstance(found, int) else len(found | held)
-        if limit.moment == "ready_by":
+        if limit.is_queue:
             self.bounds[scope] = taken, self.admitted, self.now
         return taken < limit.limit
 
@@ -238,6 +238,5 @@ class _Room:
             return False
 
 
-def _at(where: Filter, moment: str, now: float) -> Filter:
-    changes: dict[str, Any] = {moment: now}
-    return attrs.evolve(where, **changes)
+def _at(limit: PlaceLimit, now: float) -> Filter:
+    return attrs.evolve(limit.where, ready_by=now) if limit.is_queue else limit.where

@@ -366,6 +366,10 @@ def build_condition(where: Filter, quote: str = "") -> tuple[str, list[Any]]:
             continue
         if name == "tenant" and not value:
             tests.append("tenant IS NULL")
+        elif name == "user" and not value:
+            tests.append(f"coalesce({quote}user{quote}, '') = ''")
+        elif name == "over":
+            tests.append("stop_reason IS NOT NULL" if value else "stop_reason IS NULL")
         else:
             comparison = COMPARISONS.get(name, f"{quote}{name}{quote} =")
             tests.append(f"{comparison} ?{')' * comparison.count('(')}")

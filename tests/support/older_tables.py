@@ -5,12 +5,17 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-# What tables 6.2 of SQLite have and tables 6.0 had not, undone: the records, and the releases of runs.
-_SQLITE_600 = "DROP TABLE records; ALTER TABLE runs DROP COLUMN release; PRAGMA user_version = 600"
+# What tables 6.3 of SQLite have and tables 6.0 had not, undone: the records, the releases of runs, and an index.
+_SQLITE_600 = """
+DROP INDEX runs_unfinished;
+DROP TABLE records;
+ALTER TABLE runs DROP COLUMN release;
+PRAGMA user_version = 600
+"""
 # The same of tables 4.2 of PostgreSQL.
 _POSTGRES_400 = (
-    "DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; ALTER TABLE {s}.runs DROP COLUMN release; "
-    "UPDATE {s}.layout SET version = 400"
+    "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; "
+    "ALTER TABLE {s}.runs DROP COLUMN release; UPDATE {s}.layout SET version = 400"
 )
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """

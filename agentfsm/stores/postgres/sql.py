@@ -38,6 +38,8 @@ _FOLLOWER_INDEXES: Final = {
 _LATE_INDEXES: Final = {
     **_FOLLOWER_INDEXES,
     "runs_by_tenant": "runs (tenant, created_at, number) WHERE tenant IS NOT NULL",
+    # For limits of the runs of a user, and of a tenant, that are not over.
+    "runs_unfinished": 'runs (tenant, "user") WHERE stop_reason IS NULL',
 }
 _FOLLOWER_TABLES: Final = """
         CREATE SEQUENCE changes;

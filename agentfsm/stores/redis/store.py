@@ -371,8 +371,9 @@ class _RedisBackend(RedisServer):
             yield from (self._parse_summary(*line) for line in lines)
             return
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        before, is_open = wanted.pop("before", math.inf), bool({"ready_by", "active_at"} & {*wanted})
-        for name in ("max_rating", "ready_by", "active_at"):
+        is_open = bool({"ready_by", "active_at"} & {*wanted}) or wanted.get("over") is False
+        before = wanted.pop("before", math.inf)
+        for name in ("max_rating", "ready_by", "active_at", "over"):
             wanted.pop(name, None)
         key, score = (
             ("unfinished" if is_open else "runs", before)

@@ -179,6 +179,8 @@ _TENANTS_V6: Final = (
     """,
     "CREATE INDEX quotas_by_second ON quotas (second)",
 )
+# For limits of the runs of a user, and of a tenant, that are not over.
+_UNFINISHED_V603: Final = ("CREATE INDEX runs_unfinished ON runs (tenant, user) WHERE stop_reason IS NULL",)
 # The number of a row is the revision of a record: SQLite never gives one twice.
 _RECORDS_V601: Final = (
     """
@@ -208,7 +210,7 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=602,
+    version=603,
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset(
         {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
@@ -259,6 +261,7 @@ SCHEMA: Final = SQLiteSchema(
         *_TENANTS_V6,
         _CREATE_FEEDBACK,
         *_RECORDS_V601,
+        *_UNFINISHED_V603,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -323,6 +326,7 @@ SCHEMA: Final = SQLiteSchema(
         ),
         600: _RECORDS_V601,
         601: ("ALTER TABLE runs ADD COLUMN release TEXT NOT NULL DEFAULT ''",),
+        602: _UNFINISHED_V603,
     },
 )
 

@@ -158,7 +158,7 @@ class ListConformance:
         assert await store.count(limit=3) == 3
 
     async def test_a_list_can_be_of_what_needs_a_worker(self, store: Store) -> None:
-        """`ready_by` selects what waits for a worker, and `active_at` also what has one."""
+        """`ready_by` selects what waits for a worker, `active_at` also what has one, and `over=False` what is open."""
         now = await store.now()
         await create_finished_run(store, make_header("over", agent="a"))
         await create_waiting_run(store, make_header("waits", agent="a"))
@@ -174,10 +174,14 @@ class ListConformance:
             (Filter(ready_by=2 * FAR_FUTURE), {"ready", "waits"}),
             (Filter(active_at=at), {"ready", "driven"}),
             (Filter(active_at=0.0, agent="a"), {"driven"}),
+            (Filter(user="", agent="a", ready_by=at), {"ready"}),
+            (Filter(over=False), {"ready", "waits", "child", "driven"}),
+            (Filter(over=True, agent="a"), {"over"}),
         ):
             assert {*list_ids(await store.runs(where))} == expected, where
         assert await store.count(Filter(ready_by=at, agent="a")) == 1
         assert await store.count(Filter(active_at=at)) == 2
+        assert await store.count(Filter(over=False)) == 4
         await driven.release()
         assert {*list_ids(await store.runs(Filter(active_at=at)))} == {"ready", "driven"}
         assert await store.count(Filter(ready_by=at, agent="a"), limit=1) == 1
