@@ -29,6 +29,7 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import is_reserved_key
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
     apply_four_eyes,
@@ -563,10 +564,13 @@ class Runs:
             PartlyDoneError: when the input was posted to the run of a sub-agent, and its caller could not be woken; the
                 message has the key with which to repeat the call.
             ConflictError: when the run is over, or its inbox is full (1,000 posts).
-            MisuseError: when the kind or priority is unknown, or `at` is not a time; nothing is posted.
+            MisuseError: when the kind or priority is unknown, `at` is not a time, or `key` has the form of a key
+                that agentfsm derives; nothing is posted.
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
+        if key is not None and is_reserved_key(key):
+            raise MisuseError(f"send(key={key!r}): keys of this form are derived by agentfsm: choose another one")
         item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels), by=by)
         if self.four_eyes:
             await check_not_approved(self.store, run_id, "", by)

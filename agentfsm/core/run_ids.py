@@ -1,5 +1,7 @@
 """The grammar of run ids: ids that agentfsm derives have forms of their own, which callers cannot choose.
 
+The keys of inputs of a run share the forms of keys: `said~HASH` is that of a message which a client sends without one.
+
 | form | run |
 |---|---|
 | `RUN.CALL`, such as `order-16.t2.0` or `order-16.p1.3` | of the agent that a call, or a step of a plan, calls |
@@ -30,6 +32,7 @@ HASH_DIGITS: Final = 6
 KEY_DIGITS: Final = 32
 
 _INNER_ID: Final = re.compile(r"(.+)\.([a-z]+[0-9.]+)~\d+\.[0-9a-f]{6}", re.DOTALL)
+_KEY_ID: Final = re.compile(r"(key|hook|said)~[0-9a-f]{32}")
 _RESERVED: Final = tuple(
     (re.compile(pattern, re.DOTALL), runs)
     for pattern, runs in (
@@ -37,7 +40,7 @@ _RESERVED: Final = tuple(
         (r".+\.(t\d+\.\d+|p\d+(\.\d+)?)", "runs of sub-agents"),
         (r".+\.episode", "runs that extract what is learned"),
         (r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}:\d{4}-\d\d-\d\dT\d\d:\d\dZ", "runs of schedules"),
-        (r"(key|hook)~[0-9a-f]{32}", "runs for the keys of clients"),
+        (_KEY_ID.pattern, "runs for the keys of clients"),
         (r"hook:[0-9a-f]{8}:[0-9a-f]{32}", "runs for webhooks, before version 0.3"),
     )
 )
@@ -65,6 +68,11 @@ def find_caller(run_id: str) -> CallOfRun | None:
 def find_reserved_form(run_id: str) -> str | None:
     """Return which runs have ids of this form, for people; None if the form is not reserved."""
     return next((runs for form, runs in _RESERVED if form.fullmatch(run_id)), None)
+
+
+def is_reserved_key(key: str) -> bool:
+    """Return whether a key of an input has the form of one that agentfsm derives, and is not derived."""
+    return not isinstance(key, DerivedId) and _KEY_ID.fullmatch(key) is not None
 
 
 def child_run_id(run_id: str, call_id: str) -> DerivedId:
@@ -101,7 +109,7 @@ def scheduled_run_id(name: str, at: float) -> DerivedId:
 
 
 def build_key_id(key: str, *, tenant: str | None, user: str | None, hook: str = "") -> DerivedId:
-    """Return the id of the run for a key that a client chose.
+    """Return the id of the run for a key that a client chose, or the key of an input of a run.
 
     Args:
         key: The key.
@@ -111,6 +119,11 @@ def build_key_id(key: str, *, tenant: str | None, user: str | None, hook: str = 
     """
     owned = json.dumps([tenant, user, hook, key])
     return DerivedId(f"{'hook' if hook else 'key'}~{short_hash(owned, KEY_DIGITS)}")
+
+
+def build_said_key(text: str) -> DerivedId:
+    """Return the key of an input whose client sent none, from what tells it apart from the other inputs of its run."""
+    return DerivedId(f"said~{short_hash(text, KEY_DIGITS)}")
 
 
 def former_key_id(key: str, *, hook: str = "") -> str | None:

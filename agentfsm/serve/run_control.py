@@ -12,6 +12,7 @@ from agentfsm.serve.gateway import ForbiddenError
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Priority
+    from agentfsm.core.run_ids import DerivedId
     from agentfsm.runs import Prompt
     from agentfsm.serve.access import Caller
     from agentfsm.serve.bodies import ShownCall
@@ -135,11 +136,11 @@ async def send_text(
     run_id: str,
     prompt: Prompt,
     *,
-    key: str | None = None,
+    key: DerivedId | None = None,
     priority: Priority | str = "normal",
     kind: InputKind = InputKind.USER,
 ) -> None:
-    """Send a run input, as the caller.
+    """Send a run input, as the caller, once for each key.
 
     Raises:
         RunNotFoundError: as for `approve_call`.

@@ -11,6 +11,7 @@ from agentfsm._admission import admit, admit_answer
 from agentfsm._concurrency import start_in_thread
 from agentfsm.agent import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.run_ids import build_key_id
 from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
@@ -102,7 +103,8 @@ async def send_input(gateway: Gateway, request: Request, caller: Caller, body: b
     """Send a run input, which its model reads at the next turn."""
     run_id = request.path_params["run_id"]
     text = bodies.read_prompt(body.text)
-    await send_text(gateway, caller, run_id, text, key=body.key, priority=body.priority)
+    key = None if body.key is None else build_key_id(body.key, tenant=caller.tenant, user=caller.user)
+    await send_text(gateway, caller, run_id, text, key=key, priority=body.priority)
     return await _accept(gateway, run_id)
 
 

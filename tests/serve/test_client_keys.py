@@ -6,9 +6,17 @@ from datetime import UTC, datetime
 import pytest
 
 from agentfsm import Agent
-from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.messages import ToolCall
-from agentfsm.core.run_ids import DerivedId, build_inner_id, build_key_id, child_run_id, former_key_id, scheduled_run_id
+from agentfsm.core.run_ids import (
+    DerivedId,
+    build_inner_id,
+    build_key_id,
+    build_said_key,
+    child_run_id,
+    former_key_id,
+    scheduled_run_id,
+)
 from agentfsm.serve import IncomingWebhook, webhooks
 from agentfsm.serve.dialects.webhooks import sign
 from agentfsm.stores import MemoryStore
@@ -94,18 +102,20 @@ async def test_a_request_that_is_repeated_after_an_upgrade(door):
             assert len(await agent.runs.list()) == count
 
 
+async def deliver(client, delivery_id, run_id=""):
+    at = int(time.time())
+    headers = {"webhook-id": delivery_id, "webhook-timestamp": str(at)}
+    headers["webhook-signature"] = sign(SECRET, delivery_id, at, b"{}")
+    return (await client.post(f"/v1/hooks/crm{run_id and f'/{run_id}'}", content=b"{}", headers=headers)).json()
+
+
+HOOK = IncomingWebhook(name="crm", secret=SECRET, user="crm-bot", tenant="acme")
+
+
 async def test_a_delivery_that_is_repeated_after_an_upgrade():
     """A webhook finds the run of its delivery under the former id, unless another tenant had taken that."""
     agent = greeting()
-    hook = IncomingWebhook(name="crm", secret=SECRET, user="crm-bot", tenant="acme")
-
-    async def deliver(client, delivery_id):
-        at = int(time.time())
-        headers = {"webhook-id": delivery_id, "webhook-timestamp": str(at)}
-        headers["webhook-signature"] = sign(SECRET, delivery_id, at, b"{}")
-        return (await client.post("/v1/hooks/crm", content=b"{}", headers=headers)).json()
-
-    async with serving(agent, groups=[webhooks([hook])]) as client:
+    async with serving(agent, groups=[webhooks([HOOK])]) as client:
         fresh = await deliver(client, "evt_0")
         header = (await agent.load(fresh["run_id"])).header
         for delivery_id, tenant in (("evt_1", "acme"), ("evt_2", "zeta")):
@@ -114,6 +124,31 @@ async def test_a_delivery_that_is_repeated_after_an_upgrade():
         assert [(await deliver(client, f"evt_{number}"))["new"] for number in range(3)] == [False, False, True]
         assert (await by_runs(client, "evt_3", named("crm-bot", "acme"))).status_code == 201
         assert (await deliver(client, "evt_3"))["new"]  # a key of the webhook's own user is not its delivery
+
+
+async def test_keys_of_inputs():
+    """No key of a client, whatever it looks like, takes that of a delivery, of another user, or of another protocol."""
+    agent = greeting()
+    async with serving(agent, groups=[webhooks([HOOK])], parallel=0) as client:
+        ann, root = named("crm-bot", "acme"), named("root", "acme", "admin")
+        run_id = (await client.post("/v1/runs", json={"prompt": "hi"}, headers=ann)).json()["id"]
+
+        async def send(text, key, caller):
+            body = {"text": text, "key": key}
+            assert (await client.post(f"/v1/runs/{run_id}/input", json=body, headers=caller)).status_code == 202
+
+        derived = build_key_id("evt_1", tenant="acme", user="crm-bot", hook="crm")
+        for key in ("hook:crm:evt_1", "evt_1", derived, build_said_key("resume:1"), "resume:1"):
+            for caller in (ann, ann, root):
+                await send(f"{key} of {caller}", key, caller)
+        for _ in range(2):
+            assert await deliver(client, "evt_1", run_id) == {"run_id": run_id}
+        texts = [row.item.parts[0].text for row in await agent.store.inbox(run_id)]
+        assert texts.count("{}") == 1
+        assert len([each for each in texts if " of " in each]) == 2 * 5
+        for key in (str(derived), str(build_said_key("x"))):
+            with pytest.raises(MisuseError, match="derived"):
+                await agent.send(run_id, "x", key=key)
 
 
 async def test_streams_name_their_run():

@@ -13,6 +13,7 @@ from agentfsm._admission import admit_answer
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
 from agentfsm.core.pending import PendingKind
+from agentfsm.core.run_ids import build_said_key
 from agentfsm.core.value import Value
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
@@ -218,7 +219,7 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
         rerun = payload.get("rerun") is True
         await gateway.decide_as(caller).settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
     elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
-        await send_text(gateway, caller, item.run_id, payload, key=f"resume:{asked.position}")
+        await send_text(gateway, caller, item.run_id, payload, key=build_said_key(f"resume:{asked.position}"))
     else:
         raise MisuseError(f"this does not answer the {item.kind} of {item.tool or 'the run'}: see its responseSchema")
 
@@ -259,7 +260,7 @@ async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptI
     Raises:
         ConflictError: when another person did, or its time was up.
     """
-    if await knows_message(gateway.runs, asked.run_id, f"resume:{asked.position}"):
+    if await knows_message(gateway.runs, asked.run_id, build_said_key(f"resume:{asked.position}")):
         return
     records = [each for each in await gateway.runs.audit(asked.run_id) if each.call_id == asked.call_id]
     for each in records:

@@ -9,6 +9,7 @@ import attrs
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Input, Wake
 from agentfsm.core.pending import PendingKind
+from agentfsm.core.run_ids import build_key_id, build_said_key
 from agentfsm.core.value import Value
 from agentfsm.decisions import HOW_TO_RESOLVE, build_answer
 from agentfsm.ports.store import Filter
@@ -17,6 +18,7 @@ from agentfsm.serve.run_control import answer_call, send_text
 if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
+    from agentfsm.core.run_ids import DerivedId
     from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import Versions
@@ -70,7 +72,9 @@ async def say(
         run_id, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
         return Turn(run_id=run_id, versions={})
     run = await find_latest_run(gateway, caller, session)
-    known_key = f"{key}.{request_hash}" if key is not None and request_hash else key
+    known_key = None
+    if key is not None:
+        known_key = build_key_id(f"{key}.{request_hash}", tenant=caller.tenant, user=caller.user)
     if run is not None and known_key is not None and await knows_message(gateway.runs, run.id, known_key):
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
@@ -109,18 +113,18 @@ def _find_question(run: Run) -> Pending | None:
 
 async def was_said(runs: Runs, run_id: str, request_hash: str) -> bool:
     """Return whether a run was given the message of a request without a key, as input or as an answer."""
-    return await knows_message(runs, run_id, f"0.{request_hash}")
+    return await knows_message(runs, run_id, build_said_key(f"0.{request_hash}"))
 
 
-async def _number_message(runs: Runs, run_id: str, request_hash: str) -> str:
+async def _number_message(runs: Runs, run_id: str, request_hash: str) -> DerivedId:
     """Return the first key of a request without one that the run does not know: equal requests are counted from 0."""
     number = 0
-    while await knows_message(runs, run_id, f"{number}.{request_hash}"):
+    while await knows_message(runs, run_id, key := build_said_key(f"{number}.{request_hash}")):
         number += 1
-    return f"{number}.{request_hash}"
+    return key
 
 
-async def knows_message(runs: Runs, run_id: str, message_key: str) -> bool:
+async def knows_message(runs: Runs, run_id: str, message_key: DerivedId) -> bool:
     """Return whether a run was given a message with a key, even if the run has read it or is over."""
     # Posts of the same kind and key are equal to the store.
     posts = ((f"input:{message_key}", Input(parts=())), (f"answer:{message_key}", Wake(run_id=run_id)))

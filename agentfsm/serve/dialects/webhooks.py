@@ -28,6 +28,7 @@ from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import TextPart
+from agentfsm.core.run_ids import build_key_id
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.validation import NAME
 from agentfsm.core.value import Value
@@ -212,7 +213,8 @@ class _IncomingHooks:
         """Send a run a signed delivery as input of the kind webhook, once for each `webhook-id`."""
         run_id = request.path_params["run_id"]
         text = request.state.content.decode("utf-8", "replace")
-        key = f"hook:{request.path_params['name']}:{request.headers['webhook-id']}"
+        delivery, hook = request.headers["webhook-id"], request.path_params["name"]
+        key = build_key_id(delivery, tenant=caller.tenant, user=caller.user, hook=hook)
         await send_text(gateway, caller, run_id, text, kind=InputKind.WEBHOOK, key=key)
         return JSONResponse({"run_id": run_id}, 202)
 
