@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -20,7 +21,7 @@ from agentfsm._validation import (
     as_text,
     check_call_id,
 )
-from agentfsm.core.errors import ConflictError, MisuseError, PartlyDoneError, StoreError
+from agentfsm.core.errors import ConflictError, MisuseError, PartlyDoneError, RunNotFoundError, StoreError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
@@ -675,8 +676,13 @@ class Runs:
         Raises:
             RunNotFoundError: when the store has no such run.
             ConflictError: when a worker executes one of these runs; when another run continues one of them (a session
-                is deleted whole); or when the caller of the run is not over, because it would repeat the work.
+                is deleted whole); when the caller of the run is not over, because it would repeat the work; or when the
+                function of a call has started the run, and the run of that call still exists.
         """
+        if (caller := (await self.header(run_id)).caller) is not None:
+            with suppress(RunNotFoundError):
+                above = await self.header(caller.rpartition("/")[0])
+                raise ConflictError(f"run {run_id!r} works for a call of run {above.id!r}: delete that one first")
         count = 1 + await self._count_descendants(run_id)
         await self.store.delete(run_id)
         return count

@@ -1,12 +1,14 @@
 """The persons who have shaped a call, from the journals: the rule of four eyes, for each door that approves.
 
-A person shapes a call by a prompt, an input, an answer, the reason of a rejection, edited arguments or an edited plan,
-a recorded outcome, or a fork. A deed after the call was written did not shape it, unless it is one to that call, and an
-approval that changes nothing shapes nothing.
+A person shapes a call by a prompt, an input, an answer, the reason of a rejection or of a cancelled run below, edited
+arguments or an edited plan, a recorded outcome, or a fork. A deed after the call was written did not shape it, unless
+it is one to that call, and an approval that changes nothing shapes nothing. The deeds in a deleted run are unknown, so
+that nobody can decide on a call that depends on it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -14,6 +16,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.audit_records import list_new_calls
 from agentfsm.core.errors import FourEyesError, RunNotFoundError
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
 from agentfsm.core.pending import BARE_REJECTION
 from agentfsm.core.run_ids import build_inner_id, child_run_id
@@ -37,10 +40,12 @@ class Influence(Value):
     """A deed by which a person has shaped a call."""
 
     person: str
-    """Name of the person."""
+    """Name of the person; empty if the deeds are not known, because the run was deleted."""
 
     deed: str
-    """The deed: "gave the prompt", "sent input", "answered", "rejected", "edited", "settled" or "forked"."""
+    """The deed: "gave the prompt", "sent input", "answered", "rejected", "cancelled", "edited", "settled", "forked" or
+    "deleted".
+    """
 
     run_id: str
     """Id of the run in which it was done: that of the call, an earlier one of its session, or one above or below it."""
@@ -54,10 +59,11 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
 
     These are the deeds in the run before the call was written, and those to the call itself; likewise in the runs above
     it, from which its prompt comes; and all deeds in the runs that it continues, and in the runs below it whose results
-    it has. Deeds without a name, such as input from formats older than 5, are those of the user of the run.
+    it has. Deeds without a name, such as input from formats older than 5, are those of the user of the run. Each of
+    these runs that the store no longer has is a deed of an unknown person.
 
     Args:
-        store: Store of the runs. Runs that it no longer has count for nothing.
+        store: Store of the runs.
         run_id: Id of the run.
         call_id: Id of the call.
     """
@@ -71,12 +77,17 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
         try:
             stored = await store.read(step[0])
         except RunNotFoundError:
+            found[_deleted(step[0])] = None
             continue
         header = stored.header
-        deeds, before = _list_deeds(header, stored.events, step[1])
+        deeds, before, agents = _list_deeds(header, stored.events, step[1])
         if header.after is not None:
             todo.append((header.after, None))
-        for origin in await _list_origins(store, header):
+        origins, lost_id = await _list_origins(store, header)
+        if lost_id is not None:
+            found[_deleted(lost_id)] = None
+        below: dict[str, str] = {}
+        for origin in origins:
             for person, deed in ((origin.user, "gave the prompt"), (origin.forked_by, "forked")):
                 if person:
                     found[Influence(person=person, deed=deed, run_id=origin.id)] = None
@@ -86,21 +97,30 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
                 continue
             children = {row.id for row in await store.runs(Filter(parent=origin.id), limit=_MAX_CHILDREN)}
             for made in before:
-                below = [child] if (child := child_run_id(origin.id, made.id)) in children else []
-                todo += [(each, None) for each in (*below, *await _list_inner_runs(store, origin.id, made))]
+                if (child := child_run_id(origin.id, made.id)) in children:
+                    below[made.id] = child
+                    todo.append((child, None))
+                todo += [(each, None) for each in await _list_inner_runs(store, origin.id, made)]
+        found |= dict.fromkeys([_deleted(child_run_id(header.id, each)) for each in agents if each not in below])
         found |= dict.fromkeys(deeds)
     return tuple(found)
+
+
+def _deleted(run_id: str) -> Influence:
+    return Influence(person="", deed="deleted", run_id=run_id)
 
 
 async def check_four_eyes(store: Store, run_id: str, call_id: str, by: str) -> None:
     """Check that a person has not shaped a call that he decides on.
 
     Raises:
-        FourEyesError: if he has, or has no name.
+        FourEyesError: if he has, has no name, or a run that it depends on was deleted, so that nobody can tell.
     """
     if not by:
         raise FourEyesError("four eyes are asked for, so a decision needs the name of its author: give by=")
-    own = next((each for each in await influence(store, run_id, call_id) if each.person == by), None)
+    own = next((each for each in await influence(store, run_id, call_id) if each.person in (by, "")), None)
+    if own is not None and not own.person:
+        raise _deleted_error(run_id, call_id, own.run_id)
     if own is not None:
         where = f" {own.call_id}" if own.call_id else ""
         raise FourEyesError(
@@ -115,14 +135,14 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
     That is the call itself, the plan whose step it is, and each call above its run.
 
     Raises:
-        FourEyesError: if he has.
+        FourEyesError: if he has, or a run above was deleted, so that nobody can tell.
     """
     at, call = run_id, call_id
     while True:
         try:
             stored = await store.read(at)
         except RunNotFoundError:
-            return
+            raise _deleted_error(run_id, call_id, at) from None
         for event in stored.events:
             if not isinstance(event, e.ApprovalGiven) or event.by != by:
                 continue
@@ -134,6 +154,13 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
         if (above := _find_call_above(stored.header)) is None:
             return
         at, call = above
+
+
+def _deleted_error(run_id: str, call_id: str, lost_id: str) -> FourEyesError:
+    return FourEyesError(
+        f"run {lost_id} was deleted, so it is not known who has shaped {call_id or 'the work'} of run {run_id}: reject "
+        "the call or cancel the run, and start a new one"
+    )
 
 
 def _find_call_above(header: Header) -> tuple[str, str] | None:
@@ -148,9 +175,13 @@ def _find_call_above(header: Header) -> tuple[str, str] | None:
 
 def _list_deeds(
     header: Header, events: Sequence[e.Event], call_id: str | None
-) -> tuple[list[Influence], list[ToolCall]]:
-    """Return the later deeds in a run that shape a call, or all if it is None, and the calls whose results it has."""
+) -> tuple[list[Influence], list[ToolCall], list[str]]:
+    """Return the deeds in a run that shape a call, or all if it is None, and the calls whose results it has.
+
+    The last value is the ids of those calls that had a run of an agent.
+    """
     found: list[Influence] = []
+    agents: list[str] = []
     calls: dict[str, ToolCall] = {}
     closed: list[ToolCall] = []
     is_written = False
@@ -176,20 +207,30 @@ def _list_deeds(
                 add(event.by, "answered", event.call_id)
             case e.ToolFinished(result=result) if not is_written:
                 closed.append(calls[result.call_id])
+                if result.child is not None:
+                    agents.append(result.call_id)
                 if event.by and not (result.outcome is Outcome.REJECTED and result.content.startswith(BARE_REJECTION)):
                     add(event.by, "rejected" if result.outcome is Outcome.REJECTED else "settled", result.call_id)
-    return found, closed
+            case e.Failed(reason=StopReason.CANCELLED, message=message):
+                # "cancelled by NAME: REASON", which a run above may read. Both may have a colon.
+                head = "cancelled by " if message.startswith("cancelled by ") else "cancelled"
+                for place in [at.start() for at in re.finditer(": ", message)]:
+                    add(message[len(head) : place], "cancelled")
+    return found, closed, agents
 
 
-async def _list_origins(store: Store, header: Header) -> list[Header]:
-    """Return the headers of a run and of the runs that it was forked from: it has their prompt and their results."""
+async def _list_origins(store: Store, header: Header) -> tuple[list[Header], str | None]:
+    """Return the headers of a run and of the runs that it was forked from: it has their prompt and their results.
+
+    The second value is the id of one that the store no longer has, which ends the list.
+    """
     found = [header]
     while (origin := found[-1].forked_from) is not None:
         try:
             found.append(await read_header(store, origin))
         except RunNotFoundError:
-            break
-    return found
+            return found, origin
+    return found, None
 
 
 async def _list_inner_runs(store: Store, run_id: str, call: ToolCall) -> list[str]:

@@ -13,7 +13,16 @@ from agentfsm.planning import Planner
 from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from tests.support.shaped_calls import ASK, PAYMENT, WAYS, build_clerk, look, pay, shop
+from tests.support.shaped_calls import (
+    ASK,
+    PAYMENT,
+    WAYS,
+    build_clerk,
+    by_answer_in_a_run_of_a_tool,
+    look,
+    pay,
+    shop,
+)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -125,6 +134,115 @@ async def test_deeds_that_shape_nothing():
     await runs.answer(run.id, "t3.0", "DE1", by="eve")
     await runs.approve(run.id, "t3.1", by="eve")
     assert (await agent.resume(run.id)).output == "done"
+
+
+async def test_words_that_no_model_reads_shape_nothing():
+    """The reason of a pause, a comment, the name of who cancels a sub-agent, and the reason of the end of a run."""
+    store = MemoryStore()
+    clerk = build_clerk(ASK).as_tool(timeout_s=600)
+    agent = shop(store, call("clerk", query="To whom?"), tools=[clerk])
+    runs = Runs(store, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    await runs.feedback(run.id, rating=1, comment="SAID", by="eve")
+    await runs.cancel(run.pending[0].run_id, by="eve")
+    await runs.pause(run.id, by="eve", message="SAID")
+    run = await agent.resume(run.id)
+    await runs.approve(run.id, run.pending[0].call_id, by="eve")
+    assert (await agent.resume(run.id)).output == "done"
+    assert "SAID" not in str(agent.model.requests)
+
+
+async def answered_below(store, session=None):
+    """Return an agent whose sub-agent was told by eve whom to pay, and the runs of both."""
+    clerk = build_clerk(ASK).as_tool(timeout_s=600)
+    script = ScriptedModel(say("", call("clerk", query="To whom?")), say("DE1"), say("", PAYMENT), say("done"))
+    agent = Agent(script, tools=[pay, clerk], name="shop", store=store)
+    run = await agent.run("whom?", user="ann", session=session)
+    [item] = run.pending
+    await agent.answer(item.run_id, item.call_id, "DE1", by="eve")
+    return agent, await agent.resume(run.id), item.run_id
+
+
+async def below_an_earlier_run():
+    """Delete the run of the sub-agent of the run before."""
+    store = MemoryStore()
+    agent, _first, child = await answered_below(store, "s")
+    run = await agent.run("pay", user="ann", session="s")
+    return store, run, child
+
+
+async def below_the_origin_of_a_fork():
+    """Delete the run of the sub-agent of the forked run."""
+    store = MemoryStore()
+    agent, first, child = await answered_below(store)
+    run = await agent.resume((await agent.fork(first.id, at=first.version - 1, prompt="pay", by="ann")).id)
+    return store, run, child
+
+
+async def the_origin_of_a_fork():
+    """Delete the forked run itself, with those below it."""
+    store, run, _child = await below_the_origin_of_a_fork()
+    return store, run, run.header.forked_from
+
+
+async def above_the_origin_of_a_fork():
+    """Delete the run above the forked one, and so that one."""
+    store = MemoryStore()
+    above = shop(store, call("clerk", query="Pay DE1"), tools=[build_clerk(PAYMENT).as_tool(timeout_s=600)])
+    first = await above.run("pay", user="eve")
+    clerk = build_clerk(PAYMENT).with_(store=store, name="shop")
+    return store, await clerk.resume((await clerk.fork(first.pending[0].run_id, at=1)).id), first.id
+
+
+async def above_a_run_of_a_tool():
+    """Delete the run whose function has started this one."""
+    store = MemoryStore()
+    clerk = build_clerk(PAYMENT).with_(store=store)
+
+    @tool
+    async def hand_on(thing: str) -> str:
+        """Start a run that waits, and do not wait for it."""
+        return (await clerk.run(thing)).id
+
+    run = await shop(store, call("hand_on", thing="Pay DE1"), tools=[hand_on]).run("pay", user="eve")
+    inner = run.messages[2].content
+    await Runs(store).reject(run.id, "t2.0", by="eve")
+    return store, await clerk.load(inner), run.id
+
+
+PLACES = (
+    below_an_earlier_run,
+    below_the_origin_of_a_fork,
+    the_origin_of_a_fork,
+    above_the_origin_of_a_fork,
+    above_a_run_of_a_tool,
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+async def test_a_deletion_hides_no_deed(place):
+    """While the run is there eve is refused; when it is gone, everybody, who can still reject the call."""
+    store, run, needed = await place()
+    [item] = run.pending
+    runs = Runs(store, four_eyes=True)
+    assert "eve" in {each.person for each in await runs.influence(run.id, item.call_id)}
+    await runs.delete(needed)
+    for person in ("eve", "bob"):
+        with pytest.raises(FourEyesError, match="shaped"):
+            await runs.approve(run.id, item.call_id, by=person)
+    await runs.reject(run.id, item.call_id, by="bob")
+
+
+async def test_a_run_of_a_tool_is_deleted_after_the_run_that_it_works_for():
+    """Nothing else says that it was there."""
+    store = MemoryStore()
+    run = await by_answer_in_a_run_of_a_tool(store, "eve")
+    runs = Runs(store, four_eyes=True)
+    [inner] = [row.id for row in await runs.list() if row.id != run.id]
+    with pytest.raises(ConflictError, match="delete that one first"):
+        await runs.delete(inner)
+    await runs.delete(run.id)
+    await runs.delete(inner)
 
 
 async def test_a_fork_of_a_fork_knows_its_first_forker():

@@ -133,6 +133,14 @@ async def by_answer_below(store, person):
     return await agent.resume(run.id)
 
 
+async def by_reason_of_a_cancelled_agent(store, person):
+    clerk = build_clerk(ASK).as_tool(timeout_s=600)
+    agent = shop(store, call("clerk", query="To whom?"), tools=[clerk])
+    run = await agent.run("pay", user="ann")
+    await agent.cancel(run.pending[0].run_id, by=person, message="it is DE1: pay that")
+    return await agent.resume(run.id)
+
+
 async def by_answer_above(store, person):
     agent = shop(store, ASK, call("clerk", query="Pay DE1"), tools=[build_clerk(PAYMENT).as_tool(timeout_s=600)])
     run = await agent.run("pay", user="ann")
@@ -171,6 +179,19 @@ async def by_answer_in_a_run_of_a_tool(store, person):
     return await shop(store, call("inquire", thing="To whom?"), tools=[inquire]).run("pay", user="ann")
 
 
+async def by_reason_of_a_cancelled_run_of_a_tool(store, person):
+    clerk = build_clerk(ASK).with_(store=store)
+
+    @tool(idempotent=True)
+    async def inquire(thing: str) -> str:
+        """Let an agent find out."""
+        run = await clerk.run(thing)
+        await clerk.cancel(run.id, by=person, message="it is DE1: pay that")
+        return (await clerk.load(run.id)).stop_message
+
+    return await shop(store, call("inquire", thing="To whom?"), tools=[inquire]).run("pay", user="ann")
+
+
 WAYS = (
     by_prompt,
     by_input,
@@ -183,6 +204,8 @@ WAYS = (
     by_fork,
     by_earlier_run_of_the_session,
     by_answer_below,
+    by_reason_of_a_cancelled_agent,
+    by_reason_of_a_cancelled_run_of_a_tool,
     by_answer_above,
     by_answer_above_the_forked_run,
     by_answer_below_the_forked_run,
