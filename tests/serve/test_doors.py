@@ -64,7 +64,7 @@ def answer(request):
 
 
 def door(*names):
-    """Register a function that says a text to a run; it gets the world and an agent's run that waits."""
+    """Register a function that says a text to a run; it gets the world, the name, and an agent's run that waits."""
 
     def register(function):
         DOORS.update(dict.fromkeys(names, function))
@@ -129,70 +129,64 @@ async def opened():
 # The doors.
 
 
-@door("POST /v1/runs")
-async def start(world, _run, text):
-    return await world.post("/v1/runs", {"prompt": text})
+SAID = "..."
+# Operations that take a text, with their body.
+BODIES = {
+    "POST /v1/runs": {"prompt": SAID},
+    "POST /v1/runs in parts": {"prompt": [{"type": "text", "text": SAID}]},
+    "POST /v1/runs/{run_id}/input": {"text": SAID},
+    "POST /v1/runs/{run_id}/reject": {"call_id": "t1.0", "message": SAID},
+    "POST /v1/runs/{run_id}/answer": {"call_id": "t1.1", "content": SAID},
+    "POST /v1/runs/{run_id}/settle": {"call_id": "t1.0", "result": SAID},
+    "POST /v1/runs/{run_id}/settle as failed": {"call_id": "t1.0", "failed": SAID},
+    "POST /v1/runs/{run_id}/pause": {"message": SAID},
+    "POST /v1/runs/{run_id}/cancel": {"message": SAID},
+    "POST /v1/runs/{run_id}/feedback": {"rating": 1, "comment": SAID},
+    "POST /v1/runs/{run_id}/fork": {"at": 0, "prompt": SAID},
+}
+# Tools of the gateway's MCP server and of that of an agent which take a text, with their arguments.
+ARGUMENTS = {
+    "MCP start": {"prompt": SAID, "wait_s": 0},
+    "MCP send": {"text": SAID},
+    "MCP approve": {"call_id": "t1.0", "decision": "reject", "text": SAID},
+    "MCP approve with an answer": {"call_id": "t1.1", "decision": "answer", "text": SAID},
+    "MCP cancel": {"message": SAID},
+    "MCP server start": {"prompt": SAID, "wait_s": 0},
+    "MCP server send": {"text": SAID},
+    "MCP server approve": {"call_id": "t1.0", "decision": "reject", "by": "ann", "text": SAID},
+    "MCP server approve with an answer": {"call_id": "t1.1", "decision": "answer", "by": "ann", "text": SAID},
+}
 
 
-@door("POST /v1/runs in parts")
-async def start_in_parts(world, _run, text):
-    return await world.post("/v1/runs", {"prompt": [{"type": "text", "text": text}]})
+def say_in(body, text):
+    """Return a body with the text in its place."""
+    return json.loads(json.dumps(body).replace(json.dumps(SAID), json.dumps(text)))
 
 
-@door("POST /v1/runs/{run_id}/input")
-async def send(world, run, text):
-    return await world.post(f"/v1/runs/{run}/input", {"text": text})
+@door(*BODIES)
+async def post(world, name, run, text):
+    if "/settle" in name:
+        run = await world.begin("lose")
+    return await world.post(name.split()[1].replace("{run_id}", run), say_in(BODIES[name], text))
 
 
-@door("POST /v1/runs/{run_id}/reject")
-async def reject(world, run, text):
-    return await world.post(f"/v1/runs/{run}/reject", {"call_id": "t1.0", "message": text})
+@door(*ARGUMENTS)
+async def call_tool(world, name, run, text):
+    tool_name = name.removeprefix("MCP server ").removeprefix("MCP ").split()[0]
+    place = {} if tool_name == "start" else {"run_id": run}
+    client = world.own if name.startswith("MCP server ") else world.mcp
+    return await world.call(client, tool_name, **place, **say_in(ARGUMENTS[name], text))
 
 
 @door("POST /v1/runs/{run_id}/decide")
-async def decide(world, run, text):
+async def decide(world, _name, run, text):
     pending = (await world.client.get(f"/v1/runs/{run}")).json()["pending"]
     shown = [{"call_id": "t1.0", "digest": each["digest"]} for each in pending if each["call_id"] == "t1.0"]
     return await world.post(f"/v1/runs/{run}/decide", {"reject": shown, "message": text})
 
 
-@door("POST /v1/runs/{run_id}/answer")
-async def reply(world, run, text):
-    return await world.post(f"/v1/runs/{run}/answer", {"call_id": "t1.1", "content": text})
-
-
-@door("POST /v1/runs/{run_id}/settle")
-async def settle(world, _run, text):
-    return await world.post(f"/v1/runs/{await world.begin('lose')}/settle", {"call_id": "t1.0", "result": text})
-
-
-@door("POST /v1/runs/{run_id}/settle as failed")
-async def settle_as_failed(world, _run, text):
-    return await world.post(f"/v1/runs/{await world.begin('lose')}/settle", {"call_id": "t1.0", "failed": text})
-
-
-@door("POST /v1/runs/{run_id}/pause")
-async def pause(world, run, text):
-    return await world.post(f"/v1/runs/{run}/pause", {"message": text})
-
-
-@door("POST /v1/runs/{run_id}/cancel")
-async def cancel(world, run, text):
-    return await world.post(f"/v1/runs/{run}/cancel", {"message": text})
-
-
-@door("POST /v1/runs/{run_id}/feedback")
-async def rate(world, run, text):
-    return await world.post(f"/v1/runs/{run}/feedback", {"rating": 1, "comment": text})
-
-
-@door("POST /v1/runs/{run_id}/fork")
-async def fork(world, run, text):
-    return await world.post(f"/v1/runs/{run}/fork", {"at": 0, "prompt": text})
-
-
 @door("POST /v1/runs/{run_id}/fork with an edit")
-async def edit(world, run, text):
+async def edit(world, _name, run, text):
     events = (await world.client.get(f"/v1/runs/{run}/journal")).json()["events"]
     [chosen] = [each for each in events if each["event"]["is"] == "ToolsChosen"]
     chosen["event"]["message"]["text"] = text
@@ -201,99 +195,54 @@ async def edit(world, run, text):
 
 
 @door("POST /v1/agents/{agent}/ag-ui")
-async def start_ag_ui(world, run, text):
+async def start_ag_ui(world, _name, run, text):
     body = {"threadId": run, "runId": f"a{run}", "messages": [{"role": "user", "content": text}]}
     return await world.post("/v1/agents/shop/ag-ui", body)
 
 
 @door("POST /v1/agents/{agent}/ag-ui in parts")
-async def start_ag_ui_in_parts(world, run, text):
+async def start_ag_ui_in_parts(world, _name, run, text):
     content = [{"type": "text", "text": text}]
     body = {"threadId": run, "runId": f"p{run}", "messages": [{"role": "user", "content": content}]}
     return await world.post("/v1/agents/shop/ag-ui", body)
 
 
 @door("POST /v1/agents/{agent}/ag-ui with a rejection")
-async def reject_ag_ui(world, _run, text):
+async def reject_ag_ui(world, _name, _run, text):
     return await world.resume("approval", {"approved": False, "message": text})
 
 
 @door("POST /v1/agents/{agent}/ag-ui with an answer")
-async def answer_ag_ui(world, _run, text):
+async def answer_ag_ui(world, _name, _run, text):
     return await world.resume("question", text)
 
 
 @door("POST /v1/agents/{agent}/ag-ui with an outcome")
-async def settle_ag_ui(world, _run, text):
+async def settle_ag_ui(world, _name, _run, text):
     return await world.resume("outcome", {"result": text}, "lose")
 
 
 @door("POST /v1/chat/completions")
-async def chat(world, _run, text):
+async def chat(world, _name, _run, text):
     body = {"model": "shop", "messages": [{"role": "user", "content": text}], "metadata": {"conversation": "c"}}
     return await world.post("/v1/chat/completions", body)
 
 
 @door("POST /v1/chat/completions in the history")
-async def chat_history(world, _run, text):
+async def chat_history(world, _name, _run, text):
     roles = ("user", "assistant")
     messages = [{"role": each, "content": text} for each in roles] + [{"role": "user", "content": "go"}]
     return await world.post("/v1/chat/completions", {"model": "shop", "messages": messages})
 
 
 @door("POST /v1/hooks/{name}")
-async def start_hook(world, _run, text):
+async def start_hook(world, _name, _run, text):
     return await world.deliver("/v1/hooks/crm", text)
 
 
 @door("POST /v1/hooks/{name}/{run_id}")
-async def send_hook(world, run, text):
+async def send_hook(world, _name, run, text):
     return await world.deliver(f"/v1/hooks/crm/{run}", text)
-
-
-@door("MCP start")
-async def start_mcp(world, _run, text):
-    return await world.call(world.mcp, "start", prompt=text, wait_s=0)
-
-
-@door("MCP send")
-async def send_mcp(world, run, text):
-    return await world.call(world.mcp, "send", run_id=run, text=text)
-
-
-@door("MCP approve")
-async def reject_mcp(world, run, text):
-    return await world.call(world.mcp, "approve", run_id=run, call_id="t1.0", decision="reject", text=text)
-
-
-@door("MCP approve with an answer")
-async def answer_mcp(world, run, text):
-    return await world.call(world.mcp, "approve", run_id=run, call_id="t1.1", decision="answer", text=text)
-
-
-@door("MCP cancel")
-async def cancel_mcp(world, run, text):
-    return await world.call(world.mcp, "cancel", run_id=run, message=text)
-
-
-@door("MCP server start")
-async def start_own(world, _run, text):
-    return await world.call(world.own, "start", prompt=text, wait_s=0)
-
-
-@door("MCP server send")
-async def send_own(world, run, text):
-    return await world.call(world.own, "send", run_id=run, text=text)
-
-
-@door("MCP server approve")
-async def reject_own(world, run, text):
-    return await world.call(world.own, "approve", run_id=run, call_id="t1.0", decision="reject", by="ann", text=text)
-
-
-@door("MCP server approve with an answer")
-async def answer_own(world, run, text):
-    return await world.call(world.own, "approve", run_id=run, call_id="t1.1", decision="answer", by="ann", text=text)
 
 
 def test_each_door_is_listed():
@@ -313,10 +262,10 @@ async def test_no_door_lets_in_what_another_refuses():
     async with opened() as world:
         run = await world.begin()
         for name, say_it in DOORS.items():
-            assert not await say_it(world, run, TOO_LONG), name
+            assert not await say_it(world, name, run, TOO_LONG), name
     async with opened() as world:
         for place, (name, say_it) in enumerate(DOORS.items()):
-            assert await say_it(world, await world.begin(), f"door {place}: {HIDDEN}."), name
+            assert await say_it(world, name, await world.begin(), f"door {place}: {HIDDEN}."), name
         texts = await read_store(world.agent.store)
         assert find_raw(texts) == []
         for place, name in enumerate(DOORS):
