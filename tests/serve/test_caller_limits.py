@@ -66,7 +66,7 @@ async def test_the_limits_of_a_key_come_before_those_of_the_server():
 
 
 async def test_runs_at_once():
-    """A run counts until it is over or waits for a person; a repeated request is answered, and other users are not."""
+    """A run counts until it is over; a repeated request is answered, and other users are not refused."""
     store = MemoryStore()
     async with serving(greeting(store), parallel=0, limits=RateLimits(runs=1)) as client:
         first = {"json": {"prompt": "x"}, "headers": named() | {"idempotency-key": "a"}}
@@ -78,6 +78,46 @@ async def test_runs_at_once():
         assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named("bob"))).status_code == 201
         await client.post(f"{started.headers['location']}/cancel", json={}, headers=named())
         assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named())).status_code == 201
+
+
+async def test_a_run_keeps_its_place_until_it_is_over():
+    """Also while it waits or is paused: whatever lets it go on then, no more runs than are allowed are at work."""
+    model = ScriptedModel(say("", call("pay", amount=5)), "done", "again")
+    agent = Agent(model, tools=[pay], name="shop", store=MemoryStore())
+    async with serving(agent, limits=RateLimits(runs=1)) as client:
+
+        async def start():
+            response = await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named())
+            return response.status_code, response.json()
+
+        async def act(operation, **body):
+            response = await client.post(f"{path}/{operation}", json=body, headers=named("ann", "", "run+approve"))
+            assert response.status_code == 202, response.text
+
+        (status, run), path = await start(), ""
+        path = f"/v1/runs/{run['id']}"
+        for step in ("", "pause", "resume"):
+            if step:
+                await act(step)
+            assert (status, (await start())[0]) == (201, 429), step
+        item = run["pending"][0]
+        await act("approve", call_id=item["call_id"], digest=item["digest"])
+        assert (await client.get(path, params={"wait_s": 30}, headers=named())).json()["state"] == "done"
+        assert (await start())[0] == 201
+
+
+@pytest.mark.parametrize("own", [{}, {"user": "ann"}])
+async def test_a_fork_counts_for_the_user_of_the_run(own):
+    """Whoever makes it, and also if the run has no user."""
+    store = MemoryStore()
+    agent = greeting(store)
+    run = await agent.run("x", **own)
+    async with serving(agent, parallel=0, limits=RateLimits(runs=1)) as client:
+        statuses = [(await client.post(f"/v1/runs/{run.id}/fork", json={"at": 0})).status_code for _ in range(2)]
+        assert statuses == [201, 429]
+        assert (await client.post("/v1/runs", json={"prompt": "x"})).status_code == 201  # the administrator's own
+        mine = await client.post("/v1/runs", json={"prompt": "x"}, headers=named())
+        assert mine.status_code == (429 if own else 201)
 
 
 @pytest.mark.parametrize("limit", [1, 3])
