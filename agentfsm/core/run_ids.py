@@ -122,7 +122,7 @@ def build_key_id(key: str, *, tenant: str | None, user: str | None, hook: str = 
 
 
 def build_said_key(text: str) -> DerivedId:
-    """Return the key of an input whose client sent none, from what tells it apart from the other inputs of its run."""
+    """Return the key of an input whose client sent none, from a text that no other input of its run has."""
     return DerivedId(f"said~{short_hash(text, KEY_DIGITS)}")
 
 
