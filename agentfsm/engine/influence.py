@@ -3,7 +3,7 @@
 A person shapes a call by a prompt, an input, an answer, the reason of a rejection or of a cancelled run below, edited
 arguments or an edited plan, a recorded outcome, or a fork. A deed after the call was written did not shape it, unless
 it is one to that call, and an approval that changes nothing shapes nothing. The deeds in a deleted run are unknown, so
-that nobody can decide on a call that depends on it.
+a call that depends on it is not approved at all.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ async def check_four_eyes(store: Store, run_id: str, call_id: str, by: str) -> N
     """Check that a person has not shaped a call that he decides on.
 
     Raises:
-        FourEyesError: if he has, has no name, or a run that it depends on was deleted, so that nobody can tell.
+        FourEyesError: if he has, has no name, or a run that it depends on was deleted, so that this is not known.
     """
     if not by:
         raise FourEyesError("four eyes are asked for, so a decision needs the name of its author: give by=")
@@ -135,7 +135,7 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
     That is the call itself, the plan whose step it is, and each call above its run.
 
     Raises:
-        FourEyesError: if he has, or a run above was deleted, so that nobody can tell.
+        FourEyesError: if he has, or a run above was deleted, so that this is not known.
     """
     at, call = run_id, call_id
     while True:
