@@ -36,7 +36,7 @@ from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
 from agentfsm.engine.audit import audit_run_tree
 from agentfsm.engine.execution.journal import load_run, read_header
-from agentfsm.engine.influence import check_four_eyes
+from agentfsm.engine.influence import check_four_eyes, check_not_approved
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.tool_calls.allowances import (
     ALLOWANCES,
@@ -345,12 +345,13 @@ async def apply_four_eyes(store: Store, item: Pending, approval: Approve, *, all
     """Return an approval as four eyes allow it: one that edits the arguments only edits them, for a second approver.
 
     Raises:
-        FourEyesError: when the person has shaped the call that he approves as it is, gives no name, or allows later
-            calls, which he could shape.
+        FourEyesError: when the person has shaped the call that he approves as it is, gives no name, allows later calls,
+            which he could shape, or edits a call below one that he has approved.
     """
     if allow:
         raise FourEyesError("with four eyes each call is decided on by itself: approve it without allow=")
     if approval.arguments is not None and json.loads(approval.arguments) != item.arguments and approval.by:
+        await check_not_approved(store, item.run_id, item.call_id, approval.by)
         return attrs.evolve(approval, edit_only=True)
     await check_four_eyes(store, item.run_id, item.call_id, approval.by)
     return attrs.evolve(approval, arguments=None)

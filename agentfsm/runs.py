@@ -417,9 +417,12 @@ class Runs:
         Raises:
             MisuseError: when the run has no such call.
             ConflictError: when the call was decided already, or its time is up.
+            FourEyesError: when `four_eyes` is set, and the person gives a reason who has approved a call above.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL)
+        if self.four_eyes and message:
+            await check_not_approved(self.store, run_id, call_id, by)
         await post_decision(
             self.store, run, item, Reject(call_id=item.call_id, by=by, message=as_text(message, "message"))
         )
@@ -442,15 +445,18 @@ class Runs:
             MisuseError: when an item is given twice, or its run does not wait for an approval of it.
             ConflictError: when one of the calls was decided already, or has changed since it was shown.
             PartlyDoneError: when another decision or a fault of the store came in between; it names both parts.
-            FourEyesError: when `four_eyes` is set, and the person has shaped a call to approve, or gives no name.
+            FourEyesError: when `four_eyes` is set, and the person has shaped a call to approve, gives no name, or
+                rejects with a reason and has approved a call above.
         """
-        text, approved = as_text(message, "message"), list(approve)
+        text, approved, rejected = as_text(message, "message"), list(approve), list(reject)
         if self.four_eyes:
             for item in approved:
                 await check_four_eyes(self.store, item.run_id, item.call_id, by)
+            for item in rejected if text else ():
+                await check_not_approved(self.store, item.run_id, item.call_id, by)
         decisions: list[tuple[Pending, Approve | Reject]] = [
             *[(item, build_approval(item, None, by=by)) for item in approved],
-            *[(item, Reject(call_id=item.call_id, by=by, message=text)) for item in reject],
+            *[(item, Reject(call_id=item.call_id, by=by, message=text)) for item in rejected],
         ]
         await post_decisions(self.store, decisions)
 
@@ -612,13 +618,16 @@ class Runs:
         Args:
             run_id: The run.
             by: Name of the person who cancels the run.
-            message: The reason, for people.
+            message: The reason, for people, and for the model of a run above.
 
         Raises:
             ConflictError: when the run is over, unless it was cancelled.
             PartlyDoneError: when the request was recorded, and could not be applied at once.
+            FourEyesError: when `four_eyes` is set, and the person gives a reason who has approved a call above.
         """
         parent = (await self.header(run_id)).parent
+        if self.four_eyes and message:
+            await check_not_approved(self.store, run_id, "", by)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._apply_posted(run_id)
         await wake_callers(self.store, run_id, parent, posted.key)

@@ -130,7 +130,7 @@ async def check_four_eyes(store: Store, run_id: str, call_id: str, by: str) -> N
 
 
 async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -> None:
-    """Check that a person who answers or settles a call, or sends input, has not approved that which it shapes.
+    """Check that a person who gives an answer, an outcome, input, an edit or a reason has not approved what it shapes.
 
     That is the call itself, the plan whose step it is, and each call above its run.
 
@@ -149,7 +149,7 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
             if call and (event.call_id == call or call.startswith(f"{event.call_id}.")):
                 raise FourEyesError(
                     f"{by!r} has approved {event.call_id} of run {at}, and may not give what it works with: another "
-                    "person has to"
+                    "person has to; a rejection or a cancellation needs no reason"
                 )
         if (above := _find_call_above(stored.header)) is None:
             return

@@ -68,7 +68,7 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
     text = admit_answer(message, caller.user)
-    await gateway.runs.reject(waiting, call_id, by=caller.user, message=text)
+    await gateway.decide_as(caller).reject(waiting, call_id, by=caller.user, message=text)
 
 
 async def decide_calls(
@@ -164,4 +164,5 @@ async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: 
     """
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
-    await gateway.runs.cancel(header.id, by=caller.user, message=admit_answer(message, caller.user))
+    text = admit_answer(message, caller.user)
+    await gateway.decide_as(caller).cancel(header.id, by=caller.user, message=text)

@@ -254,6 +254,30 @@ async def test_a_fork_of_a_fork_knows_its_first_forker():
     assert {each.person for each in await agent.runs.influence(second.id, "t1.0")} == {"ann", "eve"}
 
 
+async def test_who_has_approved_a_call_says_nothing_to_the_runs_below_it():
+    """No input, no edit and no reason: only a bare rejection or cancellation; another person may."""
+    store = MemoryStore()
+    clerk = build_clerk(PAYMENT).as_tool(timeout_s=600, requires_approval=True)
+    agent = shop(store, call("clerk", query="Pay DE1"), tools=[clerk])
+    runs = Runs(store, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    await runs.approve(run.id, run.pending[0].call_id, by="eve")
+    [item] = (await agent.resume(run.id)).pending
+    place = item.run_id, item.call_id
+    for say_it in (
+        runs.send(item.run_id, "to FE1", by="eve"),
+        runs.approve(*place, arguments={"iban": "FE1", "cents": 9}, by="eve"),
+        runs.reject(*place, message="to FE1", by="eve"),
+        runs.decide(reject=[item], message="to FE1", by="eve"),
+        runs.cancel(item.run_id, message="to FE1", by="eve"),
+    ):
+        with pytest.raises(FourEyesError, match="'eve' has approved"):
+            await say_it
+    await runs.send(item.run_id, "hurry", by="bob")
+    await runs.reject(*place, by="eve")
+    await runs.cancel(item.run_id, by="eve")
+
+
 async def test_who_has_approved_a_call_does_not_answer_its_questions():
     """Nor those of a step of a plan that he has approved: the values would be his."""
     store = MemoryStore()
