@@ -87,7 +87,9 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
         if lost_id is not None:
             found[_deleted(lost_id)] = None
         below: dict[str, str] = {}
-        for origin in origins:
+        for origin, shared in origins:
+            if shared != stored.events[: len(shared)]:  # the fork has edits, which hide no word
+                deeds += _list_deeds(origin, shared, step[1])[0]
             for person, deed in ((origin.user, "gave the prompt"), (origin.forked_by, "forked")):
                 if person:
                     found[Influence(person=person, deed=deed, run_id=origin.id)] = None
@@ -219,17 +221,21 @@ def _list_deeds(
     return found, closed, agents
 
 
-async def _list_origins(store: Store, header: Header) -> tuple[list[Header], str | None]:
-    """Return the headers of a run and of the runs that it was forked from: it has their prompt and their results.
+async def _list_origins(store: Store, header: Header) -> tuple[list[tuple[Header, tuple[e.Event, ...]]], str | None]:
+    """Return the header of a run, and those of the runs that it was forked from: it has their prompt and their results.
 
-    The second value is the id of one that the store no longer has, which ends the list.
+    Each comes with the events that the run has from it, as they were there. The second value is the id of one that the
+    store no longer has, which ends the list.
     """
-    found = [header]
-    while (origin := found[-1].forked_from) is not None:
+    found: list[tuple[Header, tuple[e.Event, ...]]] = [(header, ())]
+    shared = header.forked_at
+    while (origin := found[-1][0].forked_from) is not None:
         try:
-            found.append(await read_header(store, origin))
+            stored = await store.read(origin)
         except RunNotFoundError:
             return found, origin
+        found.append((stored.header, tuple(stored.events[:shared])))
+        shared = min(shared, stored.header.forked_at)
     return found, None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm import Agent, InputRequired, Question, RunContext, ask_user, tool
 from agentfsm.core.errors import ConflictError, FourEyesError
-from agentfsm.core.events import ApprovalAsked
+from agentfsm.core.events import ApprovalAsked, ToolFinished
 from agentfsm.core.plans import Plan
 from agentfsm.planning import Planner
 from agentfsm.runs import Runs
@@ -252,6 +252,22 @@ async def test_a_fork_of_a_fork_knows_its_first_forker():
     first = await agent.fork(run.id, at=0, prompt="pay 9 to FE1", by="eve")
     second = await agent.fork(first.id, by="ann")
     assert {each.person for each in await agent.runs.influence(second.id, "t1.0")} == {"ann", "eve"}
+
+
+async def test_an_edit_of_a_fork_hides_no_word():
+    """The person whose answer was replaced is barred like the one who replaced it, also in a fork of the fork."""
+    store = MemoryStore()
+    agent = shop(store, ASK)
+    run = await agent.run("pay", user="ann")
+    await agent.answer(run.id, "t1.0", "DE1", by="eve")
+    run = await agent.resume(run.id)
+    history = await agent.history(run.id)
+    at, answer = next((number, each) for number, each in enumerate(history, 1) if isinstance(each, ToolFinished))
+    fork = await agent.fork(run.id, at=at, edit={at: attrs.evolve(answer, by="bob")}, by="bob")
+    waiting = await shop(store).resume(fork.id)
+    again = await shop(store).resume((await agent.fork(fork.id, at=at, by="gil")).id)
+    for each, names in ((waiting, {"ann", "bob", "eve"}), (again, {"ann", "bob", "eve", "gil"})):
+        assert {deed.person for deed in await agent.runs.influence(each.id, each.pending[0].call_id)} == names
 
 
 async def test_who_has_approved_a_call_says_nothing_to_the_runs_below_it():
