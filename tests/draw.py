@@ -1,7 +1,7 @@
-"""Draw the machine into README and docs from the table, and pictures and tables from the programs that make them.
+"""Draw the machine into docs from the table, and pictures and tables from the programs that make them.
 
 `make diagram` does so, and tests compare with what it would write: the machine, the roles of an example, the timelines,
-and the tables of what becomes of a run whose program has changed.
+a terminal, and the tables of what becomes of a run whose program has changed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 import anyio
 
 from agentfsm.core import diagram
+from tests.draw_cast import VARYING, draw_kill
 from tests.draw_svg import PICTURES
 from tests.support.change_tables import PAGE, build_tables, write_tables
 from tests.support.example_modules import example
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
+PAGES = (ROOT / "docs" / "architecture.md",)
 _PICTURE = re.compile(r"<!-- machine -->\n.*?<!-- /machine -->", re.DOTALL)
 
 
@@ -51,4 +52,6 @@ if __name__ == "__main__":
     ROLES_PAGE.write_text(with_roles(ROLES_PAGE.read_text(), run_roles()))
     for name, draw_picture in PICTURES.items():
         (ROOT / "docs" / name).write_text(draw_picture())
+    if VARYING.sub("*", kill := draw_kill()) != VARYING.sub("*", (ROOT / "docs" / "kill-9.svg").read_text()):
+        (ROOT / "docs" / "kill-9.svg").write_text(kill)
     PAGE.write_text(write_tables(PAGE.read_text(), anyio.run(build_tables)))

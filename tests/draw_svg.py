@@ -27,6 +27,7 @@ COLOURS = {
     "soft": ("#67635b", "#a8a49b"),
     "line": ("#8d887e", "#77736a"),
     "panel": ("#ffffff", "#1e1e1c"),
+    "box": ("#f4f3ef", "#2a2a27"),
     "observe": ("#2f6690", "#7db3da"),
     "think": ("#6a58a6", "#a696dc"),
     "act": ("#246050", "#74c4ac"),
@@ -68,11 +69,16 @@ def draw(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     light, dark = ("".join(f"--{name}:{pair[mode]};" for name, pair in COLOURS.items()) for mode in (0, 1))
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+                f'viewBox="0 0 {width} {height}" role="img">'
+            ),
             f"<title>{escape(title)}</title>",
             (
                 f"<style>svg{{{light}font:13px system-ui,sans-serif}}text{{fill:var(--ink)}}.soft{{fill:var(--soft)}}"
-                f".small{{font-size:11px}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+                f".small{{font-size:11px}}.title{{font-size:17px;font-weight:600}}"
+                ".code{font:16px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+                f"@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
             ),
             (
                 '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '

@@ -1,4 +1,4 @@
-"""The pictures in README and docs are those of the table, of the example of the roles, and of journals."""
+"""The pictures in docs are those of the table, of the example of the roles, of journals, and of a terminal."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from agentfsm import TABLE
 from tests.draw import PAGES, ROLES_PAGE, drawn, run_roles, with_roles
+from tests.draw_cast import VARYING, draw_kill
 from tests.draw_svg import ARROWS, DOCS, PICTURES
 
 
@@ -30,6 +31,12 @@ def test_the_picture_of_the_roles_is_drawn_by_their_example(backend: str) -> Non
 def test_the_pictures_of_the_site_are_drawn_by_their_program(name: str) -> None:
     """Timelines are of the journals of runs, in virtual time."""
     assert (DOCS / name).read_text() == PICTURES[name](), "the picture is out of date: run `make diagram`"
+
+
+def test_the_picture_of_the_kill_is_what_happens() -> None:
+    """An agent that is killed again while it pays, and resumed, prints the same but for ids and times."""
+    committed = (DOCS / "kill-9.svg").read_text(encoding="utf-8")
+    assert VARYING.sub("*", draw_kill()) == VARYING.sub("*", committed), "run `make diagram`, and look what has changed"
 
 
 def test_the_picture_of_the_machine_has_each_arrow() -> None:

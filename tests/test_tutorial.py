@@ -1,25 +1,13 @@
 """The tutorial, as a newcomer goes through it: the files are saved and the commands run in one folder, page by page."""
 
-import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-import agentfsm
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs" / "tutorial").glob("[0-9]-*.md"))
-_BLOCK = re.compile(
-    r"```(?:python|yaml|toml)\n# (?P<name>[\w.]+)\n(?P<code>.*?)```\n|"
-    r"```bash\n(?P<commands>.*?)```\n(?:\n```text\n(?P<out>.*?)```\n)?",
-    re.DOTALL,
-)
+from tests.support.tutorial import BLOCK, PAGES, execute
 
 
 @pytest.fixture
@@ -28,24 +16,6 @@ def database(shared_postgres, postgres_desk):
     postgres_desk.execute("CREATE DATABASE shop")
     yield urlsplit(shared_postgres)._replace(path="/shop").geturl()
     postgres_desk.execute("DROP DATABASE shop WITH (FORCE)")
-
-
-def execute(commands, folder, **environment):
-    """Run commands in a shell, as they stand on a page, and return what they print."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGENTFSM_", "PYTHON", "SHOP_"))}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    source = str(Path(agentfsm.__file__).parents[1])
-    done = subprocess.run(
-        ["bash", "-c", commands],
-        cwd=folder,
-        env={**kept, "PATH": path, "PYTHONPATH": source, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.stdout
 
 
 def is_like(out, shown):
@@ -61,7 +31,7 @@ def test_the_pages_do_what_they_say(tmp_path, database):
     assert len(PAGES) == 8
     for page in PAGES:
         given = {"AGENTFSM_STORE": database} if "AGENTFSM_STORE" in page.read_text(encoding="utf-8") else {}
-        for block in _BLOCK.finditer(page.read_text(encoding="utf-8").replace("8000", port)):
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8").replace("8000", port)):
             if block["name"]:
                 (tmp_path / block["name"]).write_text(block["code"], encoding="utf-8")
                 continue
