@@ -120,7 +120,7 @@ site: $(VENV)/ready  ## build the documentation site to build/site
 reference: $(VENV)/ready  ## write the API reference to build/reference, from the docstrings
 	$(BIN)/python docs/reference.py build/reference
 
-diagram: $(VENV)/ready  ## draw the machine into README and docs from the table
+diagram: $(VENV)/ready  ## draw the pictures of docs: the machine, timelines, a terminal
 	$(BIN)/python tests/draw.py
 
 format: $(VENV)/ready  ## format and sort

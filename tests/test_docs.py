@@ -95,7 +95,12 @@ def _shop(body: dict[str, object]) -> Line:
     return say("", call("refund", number=17, cents=1990)) if len(results) == 1 else say("Order 17 is refunded.")
 
 
-BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid, "shop": _shop}
+def _hello(_body: dict[str, object]) -> Line:
+    """Play a model that greets."""
+    return say("Hello.")
+
+
+BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid, "shop": _shop, "hello": _hello}
 # Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
 UNTYPED = {"mcp.md-3"}
 
@@ -167,6 +172,25 @@ def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: War
             status, out, err = warm.run(block.code, tmp_path, given)
     assert (status, err) == (0, "")
     assert out == (block.out or "")
+
+
+def test_the_service_of_the_readme_answers(tmp_path: Path, warm: WarmPython) -> None:
+    """The lines for FastAPI are an application that answers a request."""
+    [block] = [each for each in blocks() if each.brain == "hello"]
+    asks = "\nfrom fastapi.testclient import TestClient\nprint(TestClient(app).post('/ask?question=Hi').json())"
+    with LocalServer(_hello) as server:
+        given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+        assert warm.run(block.code + asks, tmp_path, given) == (0, "Hello.\n", "")
+
+
+def test_the_readme_is_short() -> None:
+    """It is read in a minute: few lines, and code that fits a column of 80 characters."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    for name in ("README.md", "index.md"):
+        for block in blocks():
+            if block.name.startswith(name):
+                assert max(map(len, block.code.splitlines())) <= 80
 
 
 @pytest.mark.soak
