@@ -82,8 +82,8 @@ def render_notebook(path: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_source(folder: Path) -> None:
-    """Write the Markdown of all pages."""
+def write_source(folder: Path) -> Nav:
+    """Write the Markdown of all pages, and return those of the API reference for the navigation."""
     places = list_sources()
     for path, place in places.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,8 @@ def write_source(folder: Path) -> None:
             (folder / place).write_text(move_links(text, path, places), encoding="utf-8")
         else:
             shutil.copyfile(path, folder / place)
-    runpy.run_path(str(DOCS / "reference.py"))["write"](folder / "reference")
+    pages: list[dict[str, str]] = runpy.run_path(str(DOCS / "reference.py"))["write"](folder / "reference")
+    return ["reference/index.md", *({title: f"reference/{file}"} for each in pages for title, file in each.items())]
 
 
 def read_title(page: Path) -> str:
@@ -118,19 +119,15 @@ def list_pages(nav: Nav) -> Iterator[str]:
             yield from list_pages(each) if isinstance(each, list) else (each,)
 
 
-def complete_nav(nav: Nav, folder: Path) -> Nav:
+def complete_nav(nav: Nav, folder: Path, reference: Nav) -> Nav:
     """Return the navigation with the generated pages.
 
     Raises:
         ValueError: when a page of docs/ is not in the navigation.
     """
-    reference = sorted((path.name for path in (folder / "reference").glob("agentfsm*.md")), key=lambda name: name[:-3])
     examples = sorted(str(path.relative_to(folder)) for path in (folder / "examples").rglob("*.md"))
-    added = [
-        {"API": ["reference/index.md", *({name[:-3]: f"reference/{name}"} for name in reference)]},
-        {"Examples": [{Path(name).stem: name} for name in examples]},
-    ]
-    whole = [{name: [*added, *part] if name == "Reference" else part for name, part in each.items()} for each in nav]
+    added = {"API": reference, "Examples": [{Path(name).stem: name} for name in examples]}
+    whole = [{name: added.get(name, part) for name, part in each.items()} for each in nav]
     listed = list(list_pages(whole))
     present = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
     if wrong := sorted(page for page in present.union(listed) if listed.count(page) != (page in present)):
@@ -175,9 +172,9 @@ def build(folder: Path) -> Path:
     source, site = folder / "site-source", folder / "site"
     for each in (source, site):
         shutil.rmtree(each, ignore_errors=True)
-    write_source(source)
+    reference = write_source(source)
     settings = yaml.safe_load((DOCS / "mkdocs.yml").read_text(encoding="utf-8"))
-    settings["nav"] = complete_nav(settings["nav"], source)
+    settings["nav"] = complete_nav(settings["nav"], source, reference)
     generate(settings, folder)
     write_markdown(settings["nav"], source, site)
     return site

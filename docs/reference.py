@@ -1,7 +1,11 @@
-"""Write the API reference from the docstrings: a Markdown page for each public module, which is one with `__all__`."""
+"""Write the API reference from the docstrings as Markdown.
+
+There is a page for each public module, which is one with `__all__`, and for each subject of the package's own names.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +18,19 @@ import griffe
 ROOT = Path(__file__).parent.parent
 MAX_DEFAULT_CHARS = 60
 """Maximum characters of a default value; a longer one is left out."""
+COLUMNS = 80
+"""Characters of a line in a code block that a page of the site shows without scrolling."""
+SUBJECTS = {
+    "Agent": ("agent.Agent", "subagent.COORDINATION"),
+    "Tools": ("tools", "core.tool_traits", "core.labels", "ask_user", "note", "wait"),
+    "Runs": ("runs", "core", "engine", "ports.store"),
+    "Messages": ("core.messages",),
+    "Streaming": ("streaming",),
+    "Limits and costs": ("core.limits", "core.settings", "core.spend", "core.usage", "core.purposes"),
+    "The machine": ("core.machine",),
+    "Errors": ("core.errors", "core.run.RunError"),
+}
+"""Pages of the names of `agentfsm`, by where these are defined; the longest place counts."""
 
 
 def resolve(item: griffe.Object | griffe.Alias | None) -> Any:
@@ -22,12 +39,35 @@ def resolve(item: griffe.Object | griffe.Alias | None) -> Any:
 
 
 @cache
+def load_modules() -> dict[str, Any]:
+    """Return the public modules by their names."""
+    options: Any = {"warn_unknown_params": False, "warn_missing_types": False}  # attrs makes parameters of fields
+    root: Any = griffe.load("agentfsm", docstring_parser="google", docstring_options=options, search_paths=[ROOT])
+    return {each.path: each for each in (root, *root.modules.values()) if each.exports}
+
+
+@cache
 def load() -> dict[str, dict[str, Any]]:
     """Return the exported objects of the public modules, by the names of the module and of the object."""
-    options: Any = {"warn_unknown_params": False, "warn_missing_types": False}  # attrs makes parameters of fields
-    root = griffe.load("agentfsm", docstring_parser="google", docstring_options=options, search_paths=[ROOT])
-    modules = [each for each in (root, *root.modules.values()) if each.exports]
-    return {each.path: {str(name): resolve(each[str(name)]) for name in each.exports or ()} for each in modules}
+    modules = load_modules().items()
+    return {path: {str(name): resolve(each[str(name)]) for name in each.exports} for path, each in modules}
+
+
+@cache
+def list_pages() -> dict[str, dict[str, Any]]:
+    """Return the objects of each page by the title of the page: the subjects of `agentfsm`, then the other modules."""
+    modules = dict(sorted(load().items()))
+    pages: dict[str, dict[str, Any]] = {subject: {} for subject in SUBJECTS}
+    places = {f"agentfsm.{place}": subject for subject, each in SUBJECTS.items() for place in each}
+    for name, item in modules.pop("agentfsm").items():
+        place = max((each for each in places if f"{item.path}.".startswith(f"{each}.")), key=len)
+        pages[places[place]][name] = item
+    return pages | modules
+
+
+def name_file(title: str) -> str:
+    """Return the name of the file of a page."""
+    return f"{title.lower().replace(' ', '-')}.md"
 
 
 def summarise(item: Any) -> str:
@@ -77,15 +117,18 @@ def render_signature(function: griffe.Function, name: str) -> str:
     start = f"{'async ' if 'async' in function.labels else ''}def "
     lines = [start + each.signature(name=name) for each in function.overloads or [function]]
     lines = [line.replace("(self, ", "(").replace("(self)", "()") for line in lines]
-    shown = [fill(line, 100, subsequent_indent="    ", break_long_words=False) for line in lines]
+    # A union stays on one line.
+    lines = [line.replace(" | ", "\N{NO-BREAK SPACE}|\N{NO-BREAK SPACE}") for line in lines]
+    shown = [fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False) for line in lines]
+    shown = [line.replace("\N{NO-BREAK SPACE}", " ") for line in shown]
     return "\n".join(["```python", *shown, "```"])
 
 
 def render(name: str, item: Any, level: str = "##") -> Iterator[str]:
     """Yield the heading, signature, docstring, fields and methods of an object."""
-    yield f"{level} `{name}`"
+    yield f"{level} `{name}` {{#{name}}}"
     if isinstance(item, griffe.Function):
-        yield render_signature(item, name)
+        yield render_signature(item, name.rpartition(".")[2])
         yield from render_docstring(item)
     elif not isinstance(item, griffe.Class):
         yield render_field(item)
@@ -100,19 +143,34 @@ def render(name: str, item: Any, level: str = "##") -> Iterator[str]:
         yield "\n".join(map(render_field, fields))
         for each in list_members(item):
             if each.is_function:
-                yield from render(each.name, each, "###")
+                yield from render(f"{name}.{each.name}", each, "###")
 
 
-def write(folder: Path) -> None:
-    """Write the pages and an index."""
+def link(text: str, page: str) -> str:
+    """Return the text of a page with links from the names of classes, except in headings and code blocks."""
+    files = {name: name_file(title) for title, objects in reversed(list_pages().items()) for name in objects}
+    files |= dict.fromkeys(list_pages()[page], "")
+
+    def point(name: re.Match[str]) -> str:
+        return f"[`{name[1]}`]({files[name[1]]}#{name[1]})" if name[1] in files else name[0]
+
+    parts = re.split(r"(^```.*?^```$|^#[^\n]*$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if at % 2 else re.sub(r"(?<!\[)`([A-Z]\w+)`", point, part) for at, part in enumerate(parts))
+
+
+def write(folder: Path) -> list[dict[str, str]]:
+    """Write the pages and an index, and return the pages in their order, each as its title and its file."""
     folder.mkdir(parents=True, exist_ok=True)
-    index = ["# API reference"]
-    for path, objects in load().items():
-        index.append(f"## [{path}]({path}.md)")
-        index.append("\n".join(f"- `{name}`: {summarise(item)}" for name, item in objects.items()))
-        parts = [f"# {path}", *[part for name, item in objects.items() for part in render(name, item)]]
-        (folder / f"{path}.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    index = ["# API reference", "The public names, by subject and by module."]
+    for title, objects in list_pages().items():
+        file, modules = name_file(title), load_modules()
+        intro = summarise(modules[title]) if title in modules else "These names are imported from `agentfsm`."
+        index += [f"## [{title}]({file})", intro, ", ".join(f"[`{name}`]({file}#{name})" for name in objects)]
+        names = "\n".join(f"- [`{name}`](#{name}): {summarise(item)}" for name, item in objects.items())
+        parts = [f"# {title}", intro, names, *[part for name, item in objects.items() for part in render(name, item)]]
+        (folder / file).write_text(link("\n\n".join(filter(None, parts)), title) + "\n", encoding="utf-8")
     (folder / "index.md").write_text("\n\n".join(index) + "\n", encoding="utf-8")
+    return [{title: name_file(title)} for title in list_pages()]
 
 
 if __name__ == "__main__":

@@ -29,9 +29,19 @@ def test_every_exported_name_has_a_section(reference, tmp_path):
     assert {path: sorted(objects) for path, objects in reference.load().items()} == exported
     reference.write(tmp_path)
     index = (tmp_path / "index.md").read_text(encoding="utf-8")
-    for path, objects in exported.items():
-        page = (tmp_path / f"{path}.md").read_text(encoding="utf-8")
-        assert [name for name in objects if f"\n## `{name}`\n" not in page or f"- `{name}`: " not in index] == []
+    pages = reference.list_pages()
+    assert next(iter(pages)) == "Agent"
+    for title in reference.SUBJECTS:
+        exported["agentfsm"] = [name for name in exported["agentfsm"] if name not in pages[title]]
+    assert exported.pop("agentfsm") == []
+    assert {title: sorted(pages[title]) for title in exported} == exported
+    for title, objects in pages.items():
+        file = reference.name_file(title)
+        page = (tmp_path / file).read_text(encoding="utf-8")
+        assert len(page) < 80_000, f"{title} is too long to be read: split it"
+        for name in objects:
+            assert f"\n## `{name}` {{#{name}}}\n" in page
+            assert f"[`{name}`]({file}#{name})" in index
 
 
 def test_every_exported_object_has_a_summary(reference):
@@ -51,8 +61,8 @@ def test_every_shown_field_and_method_has_a_docstring(reference):
 
 def test_the_page_of_a_class_shows_fields_and_methods(reference):
     """With type, default and docstring; without `self`."""
-    page = "\n".join(reference.render("Agent", reference.load()["agentfsm"]["Agent"]))
-    assert '- `model: Model`: A `Model`, or a string such as "openai:gpt-4o".' in page
+    page = reference.link("\n".join(reference.render("Agent", reference.load()["agentfsm"]["Agent"])), "Agent")
+    assert '- `model: Model`: A [`Model`](agentfsm.ports.md#Model), or a string such as "openai:gpt-4o".' in page
     assert "- `limits: Limits = Limits()`: Limits of each run." in page
-    assert "```python\nasync def resume(run_id: str, *, deps: Any = None, elicit: Elicit | None = None," in page
-    assert "Raises:\n\n- `RunNotFoundError`: when" in page
+    assert "### `Agent.resume` {#Agent.resume}\n```python\nasync def resume(run_id: str, *, deps: Any = None," in page
+    assert "Raises:\n\n- [`RunNotFoundError`](errors.md#RunNotFoundError): when" in page

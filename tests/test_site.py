@@ -76,7 +76,7 @@ def test_the_build_fails(site_program, tmp_path):
     source.mkdir()
     (source / "index.md").write_text("# Home\n\n[tools](#nowhere)\n")
     with pytest.raises(ValueError, match=r"disagree on index\.md, other\.md: list each page once"):
-        site_program.complete_nav([{"Home": "other.md"}], source)
+        site_program.complete_nav([{"Home": "other.md"}], source, [])
     page = ROOT / "docs" / "tools.md"
     with pytest.raises(ValueError, match=r"docs/tools\.md: the link to missing\.md leads"):
         site_program.move_links("See [this](missing.md).", page, {page: Path("tools.md")})
