@@ -21,8 +21,8 @@ MAX_DEFAULT_CHARS = 60
 COLUMNS = 80
 """Characters of a line in a code block that a page of the site shows without scrolling."""
 SUBJECTS = {
-    "Agent": ("agent.Agent", "subagent.COORDINATION"),
-    "Tools": ("tools", "core.tool_traits", "core.labels", "ask_user", "note", "wait"),
+    "Agent": ("agent",),
+    "Tools": ("tools", "subagent", "core.tool_traits", "core.labels", "ask_user", "note", "wait"),
     "Runs": ("runs", "core", "engine", "ports.store"),
     "Messages": ("core.messages",),
     "Streaming": ("streaming",),
@@ -140,7 +140,7 @@ def render(name: str, item: Any, level: str = "##") -> Iterator[str]:
         fields = [each for each in list_members(item) if each.is_attribute]
         is_declared = any(each.annotation for each in fields)
         yield from render_docstring(item, *(("parameters", "attributes") if is_declared else ()))
-        yield "\n".join(map(render_field, fields))
+        yield "\n".join(["Fields:\n", *map(render_field, fields)]) if fields else ""
         for each in list_members(item):
             if each.is_function:
                 yield from render(f"{name}.{each.name}", each, "###")
@@ -161,15 +161,18 @@ def link(text: str, page: str) -> str:
 def write(folder: Path) -> list[dict[str, str]]:
     """Write the pages and an index, and return the pages in their order, each as its title and its file."""
     folder.mkdir(parents=True, exist_ok=True)
-    index = ["# API reference", "The public names, by subject and by module."]
+    index = ["# API reference", "The names of `agentfsm` by subject, and those of its public modules."]
     for title, objects in list_pages().items():
         file, modules = name_file(title), load_modules()
         intro = summarise(modules[title]) if title in modules else "These names are imported from `agentfsm`."
-        index += [f"## [{title}]({file})", intro, ", ".join(f"[`{name}`]({file}#{name})" for name in objects)]
-        names = "\n".join(f"- [`{name}`](#{name}): {summarise(item)}" for name, item in objects.items())
+        names = ", ".join(f"[`{name}`]({file}#{name})" for name in objects)
+        index += [f"## [{title}]({file})", intro if title in modules else "", names]
+        names = "\n".join(
+            f"- [`{name}`](#{name}): {summarise(item)}" for name, item in objects.items() if objects.keys() > {name}
+        )
         parts = [f"# {title}", intro, names, *[part for name, item in objects.items() for part in render(name, item)]]
         (folder / file).write_text(link("\n\n".join(filter(None, parts)), title) + "\n", encoding="utf-8")
-    (folder / "index.md").write_text("\n\n".join(index) + "\n", encoding="utf-8")
+    (folder / "index.md").write_text("\n\n".join(filter(None, index)) + "\n", encoding="utf-8")
     return [{title: name_file(title)} for title in list_pages()]
 
 
