@@ -36,7 +36,8 @@ Nav = list[Any]
 
 def list_sources() -> dict[Path, Path]:
     """Return the place in the site of each file of the repository that becomes a part of it."""
-    pages = {path: path.relative_to(DOCS) for path in sorted(DOCS.rglob("*")) if path.suffix in {".md", ".png", ".svg"}}
+    kinds = {".md", ".png", ".svg", ".css"}
+    pages = {path: path.relative_to(DOCS) for path in sorted(DOCS.rglob("*")) if path.suffix in kinds}
     roots = {ROOT / name: Path(Path(name).name) for name in ROOT_PAGES}
     notebooks = {path: path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")}
     examples = sorted((ROOT / "examples").rglob("*.py"))
