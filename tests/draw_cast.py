@@ -39,7 +39,9 @@ def run_until_killed(command: str, folder: Path) -> str:
         assert process.stdout
         out = b""
         while b"refund(" not in out:
-            out += process.stdout.readline()
+            line = process.stdout.readline()
+            assert line, out
+            out += line
         with (folder / "answer").open("w"):  # opens when the tool, which has paid, begins to read the answer
             process.kill()
             process.wait()
