@@ -46,7 +46,7 @@ from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
-from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner
+from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner, join_labels
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolResult, as_parts, check_history
@@ -85,7 +85,7 @@ from agentfsm.streaming import log
 from agentfsm.streaming.detached_task import cut_off_owned
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
-from agentfsm.tools.executing_call import current_call
+from agentfsm.tools.executing_call import current_call, list_passed_labels
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.schema.binding import Arguments
@@ -586,8 +586,11 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if labels or inherited_labels or header.history:
-            sources = _list_label_sources(header, as_labels(labels), inherited_labels)
+        given = as_labels(labels)
+        if parent is None and call is None:  # a task that a call left behind is outside of it, and has what it read
+            given = join_labels(given, list_passed_labels())
+        if given or inherited_labels or header.history:
+            sources = _list_label_sources(header, given, inherited_labels)
             header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 
@@ -876,6 +879,9 @@ class Agent(Generic[A_co]):
             forked_at=at,
             forked_by=as_text(by, "by"),
         )
+        if (prompt is not None or edit) and (passed := list_passed_labels()):
+            known = {source.label: source for source in header.labels}
+            header = attrs.evolve(header, labels=_list_label_sources(header, passed, known))
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if self.driver.config.counted_tools:
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))

@@ -25,7 +25,7 @@ from agentfsm.core.errors import ConflictError, MisuseError, PartlyDoneError, Ru
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
-from agentfsm.core.labels import as_labels
+from agentfsm.core.labels import as_labels, join_labels
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
@@ -71,7 +71,7 @@ from agentfsm.ports.store import (
 )
 from agentfsm.ports.stored import Feedback
 from agentfsm.stores.rules import check_run_id
-from agentfsm.tools.executing_call import report_read_run
+from agentfsm.tools.executing_call import list_passed_labels, report_read_run
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
@@ -562,6 +562,7 @@ class Runs:
                 not keep a run from ending.
             key: Key of the input, unique in the run: a second input with the same key is ignored.
             labels: Labels of the content, such as "untrusted" for a mail. An event and a webhook are untrusted anyway.
+                In the function of a tool, those of its run and `user_data` are added: it is no order of the user.
             by: Name of the person who sends it.
 
         Returns:
@@ -578,7 +579,8 @@ class Runs:
         STRING.or_none().check("send", "key", key)
         if key is not None and is_reserved_key(key):
             raise MisuseError(f"send(key={key!r}): keys of this form are derived by agentfsm: choose another one")
-        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels), by=by)
+        passed = join_labels(as_labels(labels), list_passed_labels())
+        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=passed, by=by)
         if self.four_eyes:
             await check_not_approved(self.store, run_id, "", by)
         key, parent = key or secrets.token_hex(8), (await self.header(run_id)).parent

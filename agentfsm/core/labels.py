@@ -35,6 +35,9 @@ DATA_LEVELS: Final = (Label.PUBLIC, Label.INTERNAL, Label.CONFIDENTIAL, Label.RE
 # Labels of what a call does. They count from the start of the call, the others from its result.
 EFFECT_LABELS: Final = frozenset({Label.SENDS_OUT, Label.IRREVERSIBLE})
 
+# Labels of a prompt or an input that is not in the user's own words: a stranger's, or what a program passes on.
+NOT_SAID: Final = frozenset({Label.UNTRUSTED, Label.USER_DATA})
+
 
 @attrs.frozen(kw_only=True)
 class LabelSource(Value):

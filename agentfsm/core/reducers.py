@@ -22,7 +22,7 @@ from agentfsm.core.calls import (
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
 from agentfsm.core.inbox import InputKind
-from agentfsm.core.labels import Label, LabelSource, find_owner, join_labels
+from agentfsm.core.labels import NOT_SAID, Label, LabelSource, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
@@ -81,7 +81,7 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     said = [
         part.text
         for item in event.inputs
-        if item.kind is InputKind.USER and Label.UNTRUSTED not in item.labels
+        if item.kind is InputKind.USER and NOT_SAID.isdisjoint(item.labels)
         for part in item.parts
         if isinstance(part, TextPart)
     ]

@@ -245,7 +245,7 @@ class ChangeRule(CallGuard, Value):
     """Verdict on such a call."""
 
     strict: bool = False
-    """Whether results of tools count as untrusted that declare nothing about text of strangers."""
+    """Whether results of tools get the label `untrusted` that declare nothing about text of strangers."""
 
     def __str__(self) -> str:
         return f"no_change_after_untrusted({'strict' if self.strict else ''})"
@@ -254,19 +254,21 @@ class ChangeRule(CallGuard, Value):
         """Return whether a call of the tool may change something."""
         return tool.changes
 
+    def distrusts(self, tool: ToolTraits) -> bool:
+        """Return whether the tool declares nothing about text of strangers, and the rule is strict."""
+        return self.strict and tool.is_unclear_reader
+
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the run has read untrusted content, and the user has not ordered the call."""
         source = call.labels.get(Label.UNTRUSTED)
-        unclear = next(iter(call.unclear_readers), "") if self.strict else ""
-        if not call.tool.changes or (source is None and not unclear) or is_ordered(call):
+        if not call.tool.changes or source is None or is_ordered(call):
             return None
-        read = f"untrusted content from {source.describe()}" if source is not None else f"results of {unclear}"
-        more = "" if source is not None else ", which does not declare whether strangers write them (reads_untrusted=)"
         return GuardDecision(
             verdict=self.verdict,
             rule=str(self),
-            reason=f"the rule {self}: {call.tool.name} may change something, and the run has {read}{more}",
-            labels=() if source is None else (source,),
+            reason=f"the rule {self}: {call.tool.name} may change something, and the run has untrusted content from "
+            f"{source.describe()}",
+            labels=(source,),
         )
 
 
@@ -292,7 +294,7 @@ def no_change_after_untrusted(*, verdict: GuardVerdict | str = GuardVerdict.ASK,
 
     Args:
         verdict: Verdict on such a call.
-        strict: Whether results of tools count as untrusted that do not declare `reads_untrusted=False`.
+        strict: Whether results of tools get the label `untrusted` that do not declare `reads_untrusted=False`.
 
     Raises:
         MisuseError: if the verdict is unknown.

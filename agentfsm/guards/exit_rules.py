@@ -20,7 +20,7 @@ from agentfsm._markup import Address, list_addresses, replace_addresses
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.json_text import list_leaves
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import NOT_SAID, Label
 from agentfsm.core.messages import AssistantMessage, TextPart, ToolResult, UserMessage
 from agentfsm.core.sensitive_text import (
     ALL_KINDS,
@@ -207,7 +207,7 @@ class ExitFilter(CallGuard, Value):
         if self.caller_prompt is not None:
             return self.caller_prompt
         is_own = header.parent is None and header.caller is None
-        if not is_own or any(source.label is Label.UNTRUSTED for source in header.labels):
+        if not is_own or any(each.label in NOT_SAID and each.name == "prompt" for each in header.labels):
             return ""
         return "\n".join([part.text for part in header.prompt if isinstance(part, TextPart)])
 

@@ -63,7 +63,7 @@ class Guard(CallGuard, Value):
     def strict(cls) -> Self:
         """Return the policy of `default` for tools without labels.
 
-        The results of a tool count as untrusted, too, unless it declares `reads_untrusted=False`.
+        The results of a tool get the label `untrusted`, too, unless it declares `reads_untrusted=False`.
         """
         return cls(*cls.by_labels().rules, no_leaks(), no_change_after_untrusted(strict=True))
 
@@ -118,6 +118,10 @@ class Guard(CallGuard, Value):
         """Return the refusal if a run must not read data with these labels, else None."""
         refusals = (rule.check_data(labels, header) for rule in self.rules)
         return next((each for each in refusals if each is not None), None)
+
+    def distrusts(self, tool: ToolTraits) -> bool:
+        """Return whether results of the tool are recorded as untrusted, although it does not say so."""
+        return any(rule.distrusts(tool) for rule in self.rules)
 
     def fences(self, labels: Iterable[Label]) -> bool:
         """Return whether the model reads results with these labels between marks."""

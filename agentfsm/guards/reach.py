@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentfsm.tools.tool import Tool
 
 
-def find_labels(tools: ToolRegistry) -> frozenset[Label]:
+def find_labels(tools: ToolRegistry, guards: Iterable[CallGuard]) -> frozenset[Label]:
     """Return the labels that runs of an agent with these tools may come to have.
 
     Those of prompts and inputs (`labels=`) are not known. If tools are not known yet, or agents are among them, all
@@ -30,7 +30,9 @@ def find_labels(tools: ToolRegistry) -> frozenset[Label]:
     """
     if tools.sources or any(tool.kind is ToolKind.AGENT for tool in tools):
         return frozenset(Label)
-    return frozenset(join_labels(*[tool.labels for tool in tools], *[tool.labels for tool in tools.hosted]))
+    is_distrusted = any(guard.distrusts(tool.traits) for guard in guards for tool in tools)
+    found = join_labels(*[tool.labels for tool in tools], *[tool.labels for tool in tools.hosted])
+    return frozenset((*found, Label.UNTRUSTED) if is_distrusted else found)
 
 
 def may_stop(guard: CallGuard, tool: ToolTraits, labels: Iterable[Label]) -> bool:
@@ -53,7 +55,6 @@ def may_stop(guard: CallGuard, tool: ToolTraits, labels: Iterable[Label]) -> boo
         labels={label: LabelSource(label=label, run_id="any", name="prompt") for label in labels},
         counted={tool.name: sys.maxsize},
         header=Header(id="any", prompt=(), created_at=0.0, clearance=DATA_LEVELS[0]),
-        unclear_readers=("any",),
     )
     try:
         decision = guard.decide(call)
@@ -67,8 +68,8 @@ def explain_idle_guards(guards: Iterable[CallGuard], tools: ToolRegistry) -> str
 
     Empty also without guards, and if a person approves or answers all calls of such tools.
     """
-    known, acting = find_labels(tools), [tool for tool in tools if _acts_alone(tool)]
-    rules = list(guards)
+    rules, acting = list(guards), [tool for tool in tools if _acts_alone(tool)]
+    known = find_labels(tools, rules)
     if not acting or not rules or any(may_stop(rule, tool.traits, known) for rule in rules for tool in acting):
         return ""
     needed = {label for rule in iter_rules(rules) if isinstance(rule, LabelRule) for label in rule.labels}

@@ -70,6 +70,7 @@ from agentfsm.ports.store import ALL_RUNS, Clock, Filter, Store, SystemClock
 from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.tokens.ledger import estimate_tokens
+from agentfsm.tools.executing_call import list_passed_labels
 
 # Items that each ranking contributes before they are joined.
 CANDIDATES: Final = 200
@@ -267,7 +268,7 @@ class Memory(RunMemory):
             session: Conversation that the text is a part of. Neighbours in it are found together more easily. Empty: it
                 stands by itself.
             data: Further content, as JSON values.
-            labels: Labels of the run that the item comes from.
+            labels: Labels of the run that the item comes from. In the function of a tool, those of its run are added.
             level: Data level: "public", "internal", "confidential" or "restricted".
             importance: From 0 to 1. None: 0.8 for preferences, 0.7 for episodes, else 0.5.
             valid_from: Time from which on the text is true, as a datetime with time zone or seconds since 1970. None:
@@ -282,6 +283,7 @@ class Memory(RunMemory):
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
         now = await self._now()
+        passed = [each for each in list_passed_labels() if each not in (*DATA_LEVELS, Label.USER_DATA)]
         begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
         kind = parse_item_kind(kind)
         item = MemoryItem(
@@ -292,7 +294,7 @@ class Memory(RunMemory):
             slot=slot,
             session=session,
             data={} if data is None else dict(data),
-            labels=as_labels(labels),
+            labels=join_labels(as_labels(labels), passed),
             level=level,
             importance=IMPORTANCE[kind] if importance is None else importance,
             valid_from=now if begins is None else begins,
@@ -329,7 +331,8 @@ class Memory(RunMemory):
         """
         DOCUMENT_NAME.check("add_document", "name", name)
         LEVEL.check("add_document", "level", level)
-        fields = {"labels": as_labels(labels), "level": level, "importance": importance}
+        passed = [each for each in list_passed_labels() if each not in (*DATA_LEVELS, Label.USER_DATA)]
+        fields = {"labels": join_labels(as_labels(labels), passed), "level": level, "importance": importance}
         build = partial(build_chunks, name, read_text(name, text), fields)
         return await self._change_document(name, await start_in_thread(build).wait())
 

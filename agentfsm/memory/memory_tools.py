@@ -64,7 +64,6 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
             kind=ItemKind.PREFERENCE,
             key=ctx.idempotency_key,
             slot=topic.strip().casefold(),
-            labels=[label for label in ctx.labels if label not in (*DATA_LEVELS, Label.USER_DATA)],
             level=DEFAULT_LEVEL if level is None else level.value,
             held=held,
         )
@@ -83,7 +82,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
         return f"deleted: {await own.forget(ids, by=ctx.user or '', reason='asked in a run')}"
 
     return [
-        make_tool(recall_memory, name=RECALL_TOOL, read_only=True),
-        make_tool(remember, name=REMEMBER_TOOL, idempotent=True),
-        make_tool(forget_memory, name=FORGET_TOOL, idempotent=True, requires_approval=True),
+        make_tool(recall_memory, name=RECALL_TOOL, read_only=True, reads_untrusted=False),  # it adds those of the items
+        make_tool(remember, name=REMEMBER_TOOL, idempotent=True, reads_untrusted=False),
+        make_tool(forget_memory, name=FORGET_TOOL, idempotent=True, requires_approval=True, reads_untrusted=False),
     ]

@@ -90,9 +90,6 @@ class GuardedCall(Value):
     the prompt was written by a model or a program.
     """
 
-    unclear_readers: tuple[str, ...] = ()
-    """Names of tools whose results the run has read, and that declare nothing about text of strangers."""
-
     list_texts: Callable[[], Sequence[KnownText]] = attrs.field(default=tuple, eq=False, repr=False)
     """Function that returns the texts that the run had read when the call was written, and the arguments of earlier
     calls, in order, also those before a compaction.
@@ -194,6 +191,10 @@ class CallGuard(Protocol):
         with the stop reason GUARD before the model is asked again.
         """
         return None
+
+    def distrusts(self, tool: ToolTraits) -> bool:  # noqa: ARG002  as above
+        """Return whether results of the tool are recorded as untrusted, although it does not say so. Default: False."""
+        return False
 
     def fences(self, labels: Iterable[Label]) -> bool:  # noqa: ARG002  as above
         """Return whether the model reads results with these labels between marks, as data. Default: False.

@@ -284,7 +284,7 @@ def _check_approvals(subject: Subject) -> CheckFinding:
         for each in subject.agent.tools
         if each.irreversible or each.sends_out or not (each.read_only or each.harmless)
     ]
-    guards, labels = subject.agent.guards, find_labels(subject.agent.tools)
+    guards, labels = subject.agent.guards, find_labels(subject.agent.tools, subject.agent.guards)
     open_tools = [
         each.name
         for each in risky

@@ -101,7 +101,7 @@ def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
         await to_thread.run_sync(jail.write, path, content)
         return f"wrote {len(content):,} bytes to {path}"
 
-    all_options: dict[str, Any] = {"locks": _lock, **options}
+    all_options: dict[str, Any] = {"locks": _lock, "reads_untrusted": False, **options}
     return make_tool(write_file, name=WRITE_FILE, idempotent=True, **all_options)
 
 
@@ -130,7 +130,7 @@ def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
         """Repeat an edit whose outcome is unknown, unless it would then be made twice."""
         return "ask" if a.old in a.new else "rerun"
 
-    all_options: dict[str, Any] = {"locks": _lock, "on_unknown": decide_unknown, **options}
+    all_options: dict[str, Any] = {"locks": _lock, "on_unknown": decide_unknown, "reads_untrusted": False, **options}
     return make_tool(edit_file, name=EDIT_FILE, **all_options)
 
 

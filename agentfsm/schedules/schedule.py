@@ -10,6 +10,7 @@ import attrs
 
 from agentfsm._admission import admit
 from agentfsm.core.errors import AgentError, CorruptError
+from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON
 from agentfsm.core.run_ids import scheduled_run_id
 from agentfsm.core.validation import (
@@ -103,6 +104,9 @@ class Schedule(Value):
     metadata: Mapping[str, Any] = attrs.field(factory=dict, validator=_METADATA)
     """Metadata of each run, besides "schedule" (the name) and "logical_date"."""
 
+    labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
+    """Labels of the prompt: those of the run whose tool has added the schedule, and `user_data`; empty otherwise."""
+
     paused: bool = attrs.field(default=False, validator=BOOL)
     """True if no runs are started until it is resumed."""
 
@@ -139,7 +143,7 @@ class Schedule(Value):
         """
         try:
             fields = _read_object(record.value)
-            lists = {name: tuple(fields.get(name, ())) for name in ("roles", "due")}
+            lists = {name: tuple(fields.get(name, ())) for name in ("roles", "due", "labels")}
             if fields.get("set_back") is not None:
                 lists["set_back"] = tuple(fields["set_back"])
             return cls(**{**fields, **lists, "name": record.key})
@@ -158,11 +162,14 @@ class Schedule(Value):
         for name in (
             "done_before",
             "set_back",
+            "labels",
             "conflicts",
             "last_conflict",
         ):  # 0.2 reads records without them
             if not fields[name]:
                 del fields[name]
+        if self.labels:
+            fields["labels"] = [*self.labels]
         return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata), "due": [*self.due]}
 
     def parse_times(self) -> CronTimes:
@@ -234,6 +241,7 @@ class Schedule(Value):
             tenant=self.tenant,
             roles=self.roles,
             metadata={**self.metadata, "schedule": self.name, "logical_date": date},
+            labels=self.labels,
             **options,
         )
 

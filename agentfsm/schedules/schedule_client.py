@@ -27,6 +27,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
 from agentfsm.runs import Runs
 from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule
+from agentfsm.tools.executing_call import list_passed_labels
 
 if TYPE_CHECKING:
     from agentfsm._runnable_agent import AgentChoice, RunnableAgent
@@ -99,7 +100,7 @@ class Schedules:
             name: Name of the schedule, unique in the store: up to 100 letters, digits, ".", "-" and "_".
             cron: The times: minute, hour, day of the month, month and day of the week.
             prompt: Prompt of each run, or the inputs of a flow. `{logical_date}` in it stands for the time of the run,
-                such as `2026-11-26T03:00+01:00`.
+                such as `2026-11-26T03:00+01:00`. In the function of a tool it gets the labels of the tool's run.
             tz: Time zone of `cron`, such as "Europe/Vienna".
             missed: Treatment of times at which no worker was there: "latest" makes up for the newest of them, "all"
                 for each, up to the newest 1,000, and "skip" for none.
@@ -130,6 +131,7 @@ class Schedules:
             tenant=tenant,
             roles=as_roles(roles),
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
+            labels=list_passed_labels(),
             done_until=now,
         )
         times = new.parse_times()

@@ -23,7 +23,8 @@ from agentfsm.core.errors import (
     MisuseError,
     RunNotFoundError,
 )
-from agentfsm.core.messages import as_parts
+from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.messages import AssistantMessage, HostedContent, ToolResult, as_parts
 from agentfsm.engine.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from agentfsm.core.header import Header
-    from agentfsm.core.labels import Label
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.drain import Drain
@@ -275,13 +275,14 @@ class Gateway:
             prompt: The task.
             agent: Name of the agent; None if the server has one.
             session: Name of a conversation of the caller.
-            messages: A history to continue that is not in the store; only without a session.
+            messages: A history to continue that is not in the store; only without a session. Its replies and results
+                are untrusted, since nobody knows what they have read.
             metadata: Data of the caller's own, stored with the run.
             key: Key that the client chose, unique for its tenant and user. The second start with it returns the same
                 run. None: a new run.
             hook: Name of the webhook whose delivery has the key; empty for the key of a client.
             traceparent: Span of the caller, for a server that is not traced itself; empty for none.
-            labels: Labels of the task and the history.
+            labels: Labels of the task.
 
         Raises:
             MisuseError: when there is no such agent, the key is empty, too long or not printable, or the prompt or
@@ -291,7 +292,8 @@ class Gateway:
             OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
-        prompt, messages = admit(prompt, caller.user), admit_messages(messages, caller.user)
+        prompt = admit(prompt, caller.user)
+        messages = [_distrust(each) for each in admit_messages(messages, caller.user)]
         run_id, known = new_id(), None
         if key is not None:
             if not (hook or is_key(key)):
@@ -478,6 +480,15 @@ class Gateway:
             MisuseError: when the run does not have this version.
         """
         return await self.agents.get(header.agent, self.runs).load(header.id, at=at)
+
+
+def _distrust(message: Message) -> Message:
+    """Return a message of a client's history with the label `untrusted` if the user has not written it."""
+    if isinstance(message, AssistantMessage):
+        return attrs.evolve(message, hosted=HostedContent(labels=(Label.UNTRUSTED,)))
+    if isinstance(message, ToolResult):
+        return attrs.evolve(message, labels=join_labels(message.labels, (Label.UNTRUSTED,)))
+    return message
 
 
 def _taken_key_error() -> ConflictError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm._concurrency import in_copied_context
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.run_effects import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id
 
@@ -82,6 +82,16 @@ def current_call() -> ExecutingCall | None:
     """Return the call whose function is executing in this task or thread; None if there is none."""
     call = executing_call.get()
     return None if call is None or call.is_over else call
+
+
+def list_passed_labels() -> tuple[Label, ...]:
+    """Return the labels of a text that the function of a call gives to another run; empty outside of calls.
+
+    They are those of the data that the function may have, and `user_data`, which tells the text from the user's own
+    words. Tasks that the function left behind have them, too.
+    """
+    call = executing_call.get()
+    return () if call is None else join_labels(call.labels.keys() - EFFECT_LABELS, (Label.USER_DATA,))
 
 
 def outside_calls(work: Awaitable[T]) -> Awaitable[T]:

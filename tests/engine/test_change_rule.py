@@ -92,7 +92,7 @@ async def test_the_more_exact_reason_is_shown():
 async def test_strict_takes_what_is_not_declared_as_untrusted():
     """A tool that declares nothing about its texts may have read those of strangers."""
     run = await run_both("read_notes", call("pay", to="Eve"), guard=Guard.strict())
-    assert "results of read_notes, which does not declare whether strangers write them" in run.pending[0].reason
+    assert "(strict): pay may change something, and the run has untrusted content from call t1.0" in run.pending[0].reason
     clean = tool(read_only=True, reads_untrusted=False, name="read_notes")(read_notes.function)
     run = await run_both("read_notes", call("pay", to="Eve"), guard=Guard.strict(), tools=(clean, pay))
     assert (run.output, done) == ("Done.", [("Eve", 0)])

@@ -11,6 +11,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import Fingerprint, short_hash
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
@@ -39,6 +40,7 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header
+    from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.streaming.watch import Outlet, RunTracer
@@ -245,6 +247,12 @@ class EngineConfig(Value):
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
         return self.registry.get(name) or self.engine_tools.get(name)
+
+    def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of a call that was tried: those of its tool, and `untrusted` if a guard distrusts that."""
+        labels = tool.list_labels(call)
+        is_distrusted = any(guard.distrusts(tool.traits) for guard in self.guards)
+        return join_labels(labels, (Label.UNTRUSTED,)) if is_distrusted else labels
 
     def resolve_settings(self, run: Run) -> Settings:
         """Return the model settings for the run's next turn."""

@@ -12,10 +12,9 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
+from agentfsm.core.labels import EFFECT_LABELS, NOT_SAID, Label, LabelSource
 from agentfsm.core.messages import ErrorType, Outcome, TextPart
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.run_effects import list_results
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.known_texts import find_prompt_labels, list_known_texts
@@ -144,15 +143,13 @@ def _build_guarded_call(
     if check_permitted(execution, tool, bound) is not None:
         return None
     run, arguments = execution.journal.run, tool.to_namespace(bound)
-    later = _list_later_calls(run, before)
     return GuardedCall(
         tool=tool.select_traits(arguments),
         arguments=arguments,
-        labels=_find_labels(run, later),
+        labels=_find_labels(run, _list_later_calls(run, before)),
         counted=counted or {},
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
-        unclear_readers=_list_unclear_readers(execution, later),
         list_texts=partial(list_known_texts, run),
     )
 
@@ -181,16 +178,9 @@ def _find_words_of_user(run: Run) -> str:
     header = run.header
     if header.parent is not None or header.caller is not None:
         return ""
-    is_own = Label.UNTRUSTED not in find_prompt_labels(header)
+    is_own = NOT_SAID.isdisjoint(find_prompt_labels(header))
     prompt = [part.text for part in header.prompt if isinstance(part, TextPart)] if is_own else []
     return "\n".join([*prompt, *run.said])
-
-
-def _list_unclear_readers(execution: Execution, later: frozenset[str]) -> tuple[str, ...]:
-    """Return the names of tools whose results the run has read, and that declare nothing about text of strangers."""
-    run, find = execution.journal.run, execution.config.find_tool
-    names = dict.fromkeys([each.tool for each in list_results(run) if each.call_id not in later])
-    return tuple([name for name in names if (tool := find(name)) is not None and tool.traits.is_unclear_reader])
 
 
 _ALLOWED = GuardDecision(verdict=GuardVerdict.ALLOW, rule="", reason="")

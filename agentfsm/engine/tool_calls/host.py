@@ -23,7 +23,7 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
-from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.labels import EFFECT_LABELS, Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
@@ -186,11 +186,14 @@ class RunHost(QueueHost):
 
     def begin_attempt(self, call: ToolCall) -> ExecutingCall:
         """Return the call as the runs see it that its function starts."""
+        tool = self.find_tool(self.execution.config.registry, call.name)
+        declared = () if tool is None else self.list_labels(tool, call)
+        read = tuple([label for label in declared if label not in EFFECT_LABELS])
         return ExecutingCall(
             run=self.execution.journal.run,
             call=call,
             takeover=self.execution.is_takeover,
-            own_labels=lambda: self.labels.get(call.id, ()),
+            own_labels=lambda: join_labels(read, self.labels.get(call.id, ())),
             on_labels=partial(self._add_labels, call.id),
             store=self.execution.journal.store,
         )
@@ -467,6 +470,10 @@ class RunHost(QueueHost):
         entry = self.execution.journal.run.open_call(call_id)
         return [build_approval(self.execution, entry, row.item)], [row.number]
 
+    def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of a call that was tried, with those that guards add."""
+        return self.execution.config.list_labels(tool, call)
+
     def mask_error(self, text: str) -> str:
         """Return the text of a tool's error without secrets, those that guards know among them."""
         known = [secret for guard in self.execution.config.guards for secret in guard.list_secrets()]
@@ -495,7 +502,7 @@ class RunHost(QueueHost):
             result = self._bill_call(result)
         if self.asked:
             result = self._record_requests(result)
-        if self.labels and (added := self.labels.pop(result.call_id, ())):
+        if self.labels and (added := self.labels.get(result.call_id, ())):
             result = attrs.evolve(result, labels=join_labels(result.labels, added))
         decided: tuple[e.Event, ...] = ()
         steps: tuple[e.StepsReady, ...] = ()

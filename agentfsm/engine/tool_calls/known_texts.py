@@ -63,7 +63,7 @@ def _iter_known_texts(run: Run) -> Iterator[KnownText]:
             if place == prompt_place:
                 labels = given if Label.UNTRUSTED in given else given | _USER_DATA
             elif place > prompt_place and said.isdisjoint(message.parts):
-                labels = _UNTRUSTED
+                labels = _UNTRUSTED | _USER_DATA if Label.USER_DATA in run.labels else _UNTRUSTED
             yield KnownText(text=message.text, labels=labels, name="prompt" if place <= prompt_place else "input")
     # The arguments of the steps of a plan may come from results of its other steps.
     for entry in (*(() if run.plan is None else run.plan.closed), *(run.open if run.reply is None else ())):

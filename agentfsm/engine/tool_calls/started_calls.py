@@ -81,7 +81,7 @@ def build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome
     """Return a result from outside the tool; the model is shown at most as much of it as of the tool's own results."""
     tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else count_shown_chars(result.content, tool, execution.count_tokens)
-    labels = () if tool is None else tool.list_labels(entry.call)
+    labels = () if tool is None else execution.config.list_labels(tool, entry.call)
     settled = attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
     return fence_result(execution, settled) if labels and execution.config.guards else settled
 

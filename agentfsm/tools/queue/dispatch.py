@@ -128,6 +128,10 @@ class QueueHost:
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Prepare the start of a valid call, right before its tool runs. An exception stops the queue."""
 
+    def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of a call that was tried."""
+        return tool.list_labels(call)
+
     def mask_error(self, text: str) -> str:
         """Return the text of a tool's error without secrets, before anything else reads it."""
         return result_text.mask_secrets(text)

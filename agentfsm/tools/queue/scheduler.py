@@ -285,7 +285,7 @@ class ToolQueue:
 
     def _build_result(self, job: ToolJob, end: CallOutcome, duration_s: float) -> ToolResult:
         tool, content = job.tool, end.text
-        labels = () if tool is None or not job.attempts or not tool.labels else tool.list_labels(job.call)
+        labels = () if tool is None or not job.attempts else self.host.list_labels(tool, job.call)
         return ToolResult(
             call_id=job.call.id,
             tool=job.call.name,
