@@ -81,6 +81,7 @@ class RunnableAgent(Protocol):
         tenant: str | None = None,
         release: str = "",
         arms: Mapping[str, str] | None = None,
+        labels: Iterable[str] = (),
         parent: Run[Any] | None = None,
     ) -> Run[Any]:
         """Begin a run, without I/O."""

@@ -586,11 +586,10 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        given = as_labels(labels)
-        if parent is None and call is None:  # a task that a call left behind is outside of it, and has what it read
-            given = join_labels(given, list_passed_labels())
-        if given or inherited_labels or header.history:
-            sources = _list_label_sources(header, given, inherited_labels)
+        # A task that a call has left behind is outside of the call, and has what that had read.
+        passed = list_passed_labels() if parent is None and call is None else ()
+        if labels or passed or inherited_labels or header.history:
+            sources = _list_label_sources(header, join_labels(as_labels(labels), passed), inherited_labels)
             header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 

@@ -21,10 +21,10 @@ MIN_LETTERS: Final = 12
 
 _NO_BASE64: Final = re.compile(r"[^A-Za-z0-9+/]+")
 _NO_BASE32: Final = re.compile(r"[^A-Z2-7]+")
-_HEX: Final = re.compile(r"(?:(?:\\?x|%|=|0x|[\s:,-])?[0-9a-fA-F]{2}){12,}")
+_HEX: Final = re.compile(r"(?:(?:\\?x|%|=|0x|[\s:,-])?[0-9a-fA-F]{2}){5,}")
 _ESCAPE: Final = re.compile(r"\\(?:u\{?([0-9a-fA-F]{2,6})\}?|x([0-9a-fA-F]{2})|([0-7]{3}))")
-_CODES: Final = re.compile(r"(?:(?<![0-9])[0-9]{2,3}(?![0-9])[\s,;-]{0,3}){12,}")
-_BITS: Final = re.compile(r"(?:[01]{8}[\s,;-]{0,3}){12,}")
+_CODES: Final = re.compile(r"(?:(?<![0-9])[0-9]{2,3}(?![0-9])[\s,;-]{0,3}){5,}")
+_BITS: Final = re.compile(r"(?:[01]{8}[\s,;-]{0,3}){5,}")
 _NUMBER: Final = re.compile(r"[0-9]+")
 _NOT_HEX: Final = re.compile(r"(?:\\?x|0x|[^0-9a-fA-F])")
 _SIGNS: Final = re.compile(r"[\W_]+")
@@ -141,11 +141,12 @@ def _pad(text: str, size: int) -> str:
 
 
 _DECODERS: Final[tuple[tuple[re.Pattern[str], Callable[[str], bytes]], ...]] = (
-    (re.compile(r"[A-Za-z0-9+/_-]{16,}"), lambda word: b64decode(_pad(word.translate(_URL_SAFE), 4))),
-    (re.compile(r"[A-Z2-7]{16,}"), lambda word: b32decode(_pad(word, 8))),
-    (re.compile(r"(?:[0-9a-fA-F]{2}){12,}"), bytes.fromhex),
-    (re.compile(r"[!-u]{16,}"), a85decode),
-    (re.compile(r"[!-~]{16,}"), b85decode),
+    (re.compile(r"[A-Za-z0-9+/_-]{7,}"), lambda word: b64decode(_pad(word.translate(_URL_SAFE), 4))),
+    (re.compile(r"[A-Za-z0-9+_-]{7,}"), lambda word: b64decode(_pad(word.translate(_URL_SAFE), 4))),  # in a path
+    (re.compile(r"[A-Z2-7]{8,}"), lambda word: b32decode(_pad(word, 8))),
+    (re.compile(r"(?:[0-9a-fA-F]{2}){5,}"), bytes.fromhex),
+    (re.compile(r"[!-u]{7,}"), a85decode),
+    (re.compile(r"[!-~]{7,}"), b85decode),
 )
 
 

@@ -142,7 +142,7 @@ class ExitFilter(CallGuard, Value):
 
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool send something out, or ask the user."""
-        return Label.SENDS_OUT in tool.effects or tool.name == _ASK_USER
+        return tool.gives_away or tool.name == _ASK_USER
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""

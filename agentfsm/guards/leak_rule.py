@@ -48,10 +48,12 @@ _MIN_DENSE: Final = 2
 _WORD: Final = re.compile(rf"[{_DENSE}]+|(?:(?![{_DENSE}])[^\W_])+")
 _IS_DENSE: Final = re.compile(rf"[{_DENSE}]")
 _SIGNS: Final = re.compile(r"[\W_]+")
-# A word with the same sign between its letters, and a number in groups.
+# A word with the same sign between its letters, a number in groups; several words so; and an address.
 _SPELT: Final = re.compile(
-    r"(?<![^\W_])[^\W_]{1,2}([\W_]{1,3})[^\W_]{1,2}(?:\1[^\W_]{1,2}){3,}(?![^\W_])|\d(?:[ ()./-]{0,2}\d){5,}"
+    r"(?<![^\W_])[^\W_]{1,2}([\W_]{1,3})[^\W_]{1,2}(?:\1[^\W_]{1,2}){3,}(?![^\W_])|\d(?:[ ()./-]{0,3}\d){5,}"
 )
+_SPELT_WORDS: Final = re.compile(r"(?<![^\W_])[^\W_](?:[\W_]{1,3}[^\W_]){7,}(?![^\W_])")
+_DOTTED: Final = re.compile(r"[^\W_]+(?:[.@_+-][^\W_]+)+")
 # An address up to the end of its host, and names of hosts and all that stands where an address has its host.
 _ADDRESS: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(?<=//)[^/?#\s]+|[\w-]+(?:\.[\w-]+)+")
@@ -89,7 +91,7 @@ class LeakRule(CallGuard, Value):
 
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool send something out."""
-        return Label.SENDS_OUT in tool.effects
+        return tool.gives_away
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the run has read untrusted content, and the arguments contain data of the user."""
@@ -234,11 +236,13 @@ def _list_words(text: str) -> dict[str, tuple[str, ...]]:
     words: dict[str, tuple[str, ...]] = {}
     for reading, least in readings:
         folded = _fold(reading)
-        spelt = [_SIGNS.sub("", found[0]) for found in _SPELT.finditer(folded)]
+        forms = (_SPELT, _SPELT_WORDS) if least == _MIN_WORD else (_SPELT, _SPELT_WORDS, _DOTTED)
+        spelt = {_SIGNS.sub("", found[0]) for form in forms for found in form.finditer(folded)}
         for word in sorted({*_WORD.findall(folded), *spelt} - words.keys() - _COMMON):
             is_dense = not word.isascii() and _IS_DENSE.match(word) is not None
             if len(word) >= (_MIN_DENSE if is_dense else least):
-                size = _GROUP if is_dense else _PART if word.isascii() and least == _MIN_WORD else len(word)
+                has_parts = word.isascii() and (least == _MIN_WORD or word in spelt)
+                size = _GROUP if is_dense else _PART if has_parts else len(word)
                 words[word] = tuple([word[at : at + size] for at in range(max(len(word) - size, 0) + 1)])
     return words
 

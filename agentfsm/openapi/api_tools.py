@@ -101,7 +101,9 @@ def tools_from_openapi(
             names this machine is always allowed.
         client: A client of your own, for example with a proxy or certificates; its requests are not checked for
             private addresses. Default: a client per call.
-        trusted: Whether no stranger can write what the API returns. Otherwise the results have the label `untrusted`.
+        trusted: Whether the API is the user's own, so that no stranger can write what it returns or read what it is
+            asked. Otherwise the results have the label `untrusted`, and `no_leaks()` looks at the arguments of each
+            request, unless `labels` says of an operation that it does not send out.
         labels: Declarations by operation, which have the last word: `{"POST /search": {"read_only": True}}`. The names
             are those of `include`, or globs such as "DELETE *"; of several rules that match, the last one counts.
 
@@ -255,6 +257,7 @@ def _make_tool(api: _API, url: str, document: Document, operation: Operation, ru
         "read_only": read_only,
         "reads_untrusted": not api.trusted,
         "sends_out": not read_only,
+        "sends_arguments": not api.trusted and said.get("sends_out") is not False,
         "irreversible": not read_only,
     }
     return make_tool(

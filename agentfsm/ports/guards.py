@@ -38,6 +38,14 @@ class ToolTraits(Value):
     is_sandboxed: bool = False
     """Whether the tool runs code in a sandbox: it may act on the texts that it reads, and not only on its arguments."""
 
+    sends_arguments: bool = False
+    """Whether the tool declares that the service that a call asks gets its arguments."""
+
+    @property
+    def gives_away(self) -> bool:
+        """Whether a call gives its arguments to others: it sends out, or its service gets them."""
+        return self.sends_arguments or Label.SENDS_OUT in self.labels
+
     @property
     def effects(self) -> frozenset[Label]:
         """Labels of the effects of a call, which count from its start."""

@@ -10,6 +10,8 @@ from agentfsm.core.labels import EFFECT_LABELS, Label, as_labels, join_labels
 from agentfsm.tools.executing_call import current_call
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agentfsm.ports.store import Store
 
 FILE_LABELS_KIND: Final = "file-labels"
@@ -34,12 +36,32 @@ async def restore_file_labels(path: str, content: bytes) -> None:
     call.on_labels(as_labels(versions.get(_hash(content), ())))
 
 
+async def restore_name_labels(paths: Iterable[str]) -> None:
+    """Add the labels of the names of files and folders to those of the executing call: those of all they have held.
+
+    Args:
+        paths: Absolute paths.
+    """
+    call = current_call()
+    if call is None:
+        return
+    call.on_labels((Label.USER_DATA,))
+    try:
+        has_labels = call.store is not None and await call.store.list_records(FILE_LABELS_KIND, limit=1)
+    except MisuseError:  # a store without records
+        return
+    for path in paths if has_labels else ():
+        assert call.store is not None  # it has records  # noqa: S101
+        versions, _revision = await _read_versions(call.store, path)
+        call.on_labels(join_labels(*map(as_labels, versions.values())))
+
+
 async def keep_file_labels(path: str, content: bytes) -> None:
     """Record the labels of the executing call for a file that it is about to write. Without labels nothing is written.
 
     Args:
-        path: Absolute path of the file.
-        content: The content that the file is about to have.
+        path: Absolute path of the file, or of a folder.
+        content: The content that the file is about to have; empty for a folder.
 
     Raises:
         StoreError: if the store fails, so that the file must not be written.

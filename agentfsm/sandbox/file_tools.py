@@ -10,7 +10,7 @@ from typing import Any, Final, Unpack
 from anyio import to_thread
 
 from agentfsm.core.errors import MisuseError, ModelRetry
-from agentfsm.sandbox.file_labels import keep_file_labels, restore_file_labels
+from agentfsm.sandbox.file_labels import keep_file_labels, restore_file_labels, restore_name_labels
 from agentfsm.sandbox.path_jail import PathJail
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
@@ -34,10 +34,10 @@ def build_file_tools(
     """Return the tools `list_files` and `read_file` for the files below a folder.
 
     Paths are relative to the folder. Symbolic links are not followed, so nothing leads out of it. Files are UTF-8 text
-    of up to 4 MB. The result of `read_file` has the label `user_data`. A file that a run writes keeps the labels of the
-    run, in the store of the run, and a run that reads the same content from the same path gets them.
+    of up to 4 MB. The results have the label `user_data`. A file that a run writes keeps the labels of the run, in the
+    store of the run. A run that reads the same content from the same path, or the name of the file, gets them.
 
-    Except for `list_files` the functions of the tools are async.
+    The functions of the tools are async.
 
     Args:
         folder: An existing folder.
@@ -57,13 +57,15 @@ def build_file_tools(
 
 
 def _build_list_files(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any]:
-    def list_files(folder: str = ".") -> list[dict[str, str | int]]:
+    async def list_files(folder: str = ".") -> list[dict[str, str | int]]:
         """List a folder: the name of each entry, its kind, and its size in bytes.
 
         Args:
             folder: Path of the folder, "." for the outermost.
         """
-        return [_describe_entry(name, status) for name, status in jail.list_entries(folder, MAX_ENTRIES)]
+        entries = await to_thread.run_sync(jail.list_entries, folder, MAX_ENTRIES)
+        await restore_name_labels([posixpath.join(_locate(jail, folder), name) for name, _status in entries])
+        return [_describe_entry(name, status) for name, status in entries]
 
     return make_tool(list_files, name=LIST_FILES, read_only=True, **options)
 
@@ -96,8 +98,10 @@ def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
             path: Path of the file.
             text: The whole content.
         """
-        content = _encode(text)
-        await keep_file_labels(_locate(jail, path), content)
+        content, place = _encode(text), Path(_locate(jail, path))
+        for folder in [each for each in place.parents if each.is_relative_to(jail.root) and not each.exists()]:
+            await keep_file_labels(str(folder), b"")  # its name is new, too
+        await keep_file_labels(str(place), content)
         await to_thread.run_sync(jail.write, path, content)
         return f"wrote {len(content):,} bytes to {path}"
 

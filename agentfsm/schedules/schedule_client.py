@@ -381,7 +381,7 @@ def _check_same(found: Schedule, new: Schedule) -> Schedule:
     Raises:
         ConflictError: if it differs.
     """
-    kept = ("paused", "done_until", "due", "done_before", "set_back", *_CONFLICTS)
+    kept = ("paused", "labels", "done_until", "due", "done_before", "set_back", *_CONFLICTS)
     progress = {each: getattr(found, each) for each in kept}
     if found != attrs.evolve(new, target=found.target, **progress):
         raise ConflictError(

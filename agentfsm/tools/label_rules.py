@@ -24,6 +24,7 @@ _OPTIONS: Final = (
     "reads_untrusted",
     "reads_private",
     "sends_out",
+    "sends_arguments",
     "irreversible",
     "harmless",
     "data_level",

@@ -305,6 +305,12 @@ class Tool(Generic[P, R]):
     `sends_out`. Calls of such a tool do not start before the reply that requests them is complete.
     """
 
+    sends_arguments: bool = False
+    """Whether whoever runs the service that a call asks gets its arguments, such as the query of a search, although the
+    call sends nothing else out. It is no label: only rules about what the arguments contain heed it, such as
+    `no_leaks()`. A tool that `sends_out` need not say it.
+    """
+
     irreversible: bool | Callable[[Arguments], bool] = False
     """Whether others notice the effect of a call, or it gives power, so that to take it back does not undo it, such as
     a payment or a new password: the label `irreversible`.
@@ -427,6 +433,7 @@ class Tool(Generic[P, R]):
             changes=not (self.read_only or self.harmless or self.external or self.kind is ToolKind.AGENT),
             is_unclear_reader=self.reads_untrusted is None and not self.external and self.kind is not ToolKind.AGENT,
             is_sandboxed=self.sandbox is not None,
+            sends_arguments=self.sends_arguments,
         )
 
     @property
@@ -537,6 +544,7 @@ class ToolDeclarations(TypedDict, total=False):
     reads_untrusted: bool | Callable[[Arguments], bool] | None
     reads_private: bool | Callable[[Arguments], bool]
     sends_out: bool | Callable[[Arguments], bool]
+    sends_arguments: bool
     irreversible: bool | Callable[[Arguments], bool]
     harmless: str
     data_level: str
@@ -679,7 +687,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         fits=lambda value: value is None or callable(value) or NOT_NEGATIVE.fits(value),
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
-    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable"), BOOL),
+    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable", "sends_arguments"), BOOL),
     **dict.fromkeys(_LABEL_OPTIONS.values(), _CHOICE),
     "reads_untrusted": _CHOICE.or_none(),
     "harmless": ValueRule(fits=lambda value: isinstance(value, str), wanted="the reason, a text; '' if it is not"),

@@ -382,6 +382,7 @@ def build_resource_tools(
             **{
                 "read_only": True,
                 "reads_untrusted": not policy.trusted,
+                "sends_arguments": not policy.trusted,
                 **policy.find_declarations(connection.name, own),
             },
         )

@@ -94,9 +94,9 @@ class ToolPolicy(Value):
     """
 
     trusted: bool = False
-    """Whether no stranger can write the texts that the server returns. Otherwise its results have the label
-    `untrusted`, and its instructions are not added to those of the agent. The mails of a mail server are texts of
-    strangers, also if the server itself is honest.
+    """Whether no stranger can write the texts that the server returns, or read what it is asked. Otherwise its results
+    have the label `untrusted`, its instructions are not added to those of the agent, and `no_leaks()` looks at the
+    arguments of its tools. The mails of a mail server are texts of strangers, also if the server itself is honest.
     """
 
     labels: LabelRules = attrs.field(factory=dict, converter=as_label_rules)
@@ -188,6 +188,7 @@ class ToolPolicy(Value):
             # A read-only tool without `openWorldHint` counts as one that sends nothing out. The specification's
             # default is the opposite; with it, a person would be asked about every mail after the first private one.
             "sends_out": claims.open_world is True or not (read_only or hints.open_world is False),
+            "sends_arguments": not (self.trusted or hints.open_world is False or said.get("sends_out") is False),
             "irreversible": destructive,
             **said,
             "requires_approval": self._requires_approval(gate, listed, destructive=destructive),
