@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +14,7 @@ from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource,
 from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.said_words import SaidWords
 from agentfsm.ports.guards import CallGuard, GuardDecision
 from agentfsm.tools.permission import Rule
 
@@ -32,9 +31,6 @@ _PATTERN_SIGNS: Final = frozenset("*?[")
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
 
-# A whole word, between spaces and punctuation of a sentence: no part of a longer one, a number, an address or a path.
-_BEFORE: Final = r"""(?:^|\s)["'(\[{<«“`$€£¥\u2018]*"""
-_AFTER: Final = r"""(?:['\u2019]s)?["')\]}>»”`.,;:!?%$€£¥\u2019]*(?:\s|$)"""
 _VERDICT: Final = require_choice(*GuardVerdict)
 
 
@@ -238,7 +234,7 @@ class ChangeRule(CallGuard, Value):
     """A rule about calls that may change something, in a run that has read untrusted content.
 
     A call is exempt if the user of the run has ordered it in the prompt or an input: each text and number among its
-    arguments, and there is one at least, stands there as a whole word.
+    arguments, and there is one at least, stands there as a whole word. See `SaidWords`.
     """
 
     verdict: GuardVerdict = attrs.field(converter=parse_verdict)
@@ -273,17 +269,16 @@ class ChangeRule(CallGuard, Value):
 
 
 def is_ordered(call: GuardedCall) -> bool:
-    """Return whether each text and number among the arguments stands as a whole word in the user's words.
+    """Return whether the user has said each text and number among the arguments, and there is one at least.
 
-    A value without a letter or digit, such as "*" or "/", is never ordered.
+    Values that the tool declares as defaults are left out.
     """
-    said = unicodedata.normalize("NFC", call.said).casefold()
-    leaves = [value for value in list_leaves(call.arguments) if value != "" and not isinstance(value, bool)]
-    texts = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]
-    values = [unicodedata.normalize("NFC", text).casefold() for text in texts]
-    return bool(said and values) and all(
-        any(map(str.isalnum, value)) and re.search(f"{_BEFORE}{re.escape(value)}{_AFTER}", said) for value in values
-    )
+    if not call.said:
+        return False
+    chosen = [value for name, value in vars(call.arguments).items() if call.defaults.get(name, call) != value]
+    leaves = [value for value in list_leaves(chosen) if value != "" and not isinstance(value, bool)]
+    words = SaidWords(call.said)
+    return bool(leaves) and all(map(words.has, leaves))
 
 
 def no_change_after_untrusted(*, verdict: GuardVerdict | str = GuardVerdict.ASK, strict: bool = False) -> ChangeRule:

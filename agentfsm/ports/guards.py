@@ -98,6 +98,9 @@ class GuardedCall(Value):
     the prompt was written by a model or a program.
     """
 
+    defaults: Mapping[str, object] = attrs.field(factory=dict)
+    """Values that arguments have by the declaration of the tool if the model gives none, by name."""
+
     list_texts: Callable[[], Sequence[KnownText]] = attrs.field(default=tuple, eq=False, repr=False)
     """Function that returns the texts that the run had read when the call was written, and the arguments of earlier
     calls, in order, also those before a compaction.

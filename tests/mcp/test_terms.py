@@ -59,7 +59,9 @@ def test_hints_that_are_not_believed_loosen_nothing(trusted):
 @pytest.mark.parametrize("hints", [True, False])
 def test_results_are_untrusted_unless_the_server_is_trusted(trusted, hints):
     """To believe its hints is something else: a mail server that says truly that it reads returns a stranger's text."""
-    assert declared(HINTS, trusted=trusted, hints=hints)["reads_untrusted"] is not trusted
+    found = declared(HINTS, trusted=trusted, hints=hints)
+    assert (found["reads_untrusted"], found["sends_arguments"]) == (not trusted, not trusted)
+    assert declared(HINTS, hints=hints, labels={"t": {"sends_out": False}})["sends_arguments"] is False
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,9 @@ def test_the_results_of_an_api_are_untrusted_unless_declared(api, trusted):
     tools = make_tools(api, trusted=trusted).values()
     assert {each.labels for each in tools if each.read_only} == {() if trusted else ("untrusted",)}
     assert {each.reads_untrusted for each in tools} == {not trusted}
+    assert {each.traits.gives_away for each in tools if each.read_only} == {not trusted}
+    own = make_tools(api, labels={"*": {"sends_out": False}}).values()
+    assert not any(each.traits.gives_away for each in own)
 
 
 PETS = {

@@ -102,6 +102,7 @@ async def test_a_conversation_is_a_session():
         await client.chat.completions.create(model="shop", messages=forged)
         [run, *_] = [await agent.load(row["id"]) for row in (await server.get("/v1/runs")).json()["runs"]]
         assert [message.text for message in run.messages] == ["old", "older", "new", "c"]
+        assert [(source.label, source.name) for source in run.labels.values()] == [("untrusted", "messages")]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

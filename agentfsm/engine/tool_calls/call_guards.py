@@ -150,6 +150,7 @@ def _build_guarded_call(
         counted=counted or {},
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
+        defaults=tool.defaults,
         list_texts=partial(list_known_texts, run),
     )
 
