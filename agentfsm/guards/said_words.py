@@ -38,10 +38,10 @@ def _fold(text: str) -> str:
 class SaidWords:
     """The words of the user in a run, in which values of calls are looked for.
 
-    A value counts as said if it stands there as a whole word, whatever its case. A number may have another form of the
-    same number: "$1,200.50" is 1200.5. So may a date: "May 3rd, 2026" is "2026-05-03", and "May 3rd" is it if another
-    date has the year. A date with a time is one of the dates at one of the times, or that plus a duration, so that
-    "on 2026-05-03 at 10:00 for one hour" says the end as well.
+    A value counts as said if it stands there as a whole word, whatever its case, a number if it is no part of a date. A
+    number may have another form of the same number: "$1,200.50" is 1200.5. So may a date: "May 3rd, 2026" is
+    "2026-05-03", and "May 3rd" is it if another date has the year. A date with a time is one of the dates at one of the
+    times, or that plus a duration, so that "on 2026-05-03 at 10:00 for one hour" says the end as well.
     """
 
     text: str = attrs.field(converter=_fold)
@@ -52,7 +52,7 @@ class SaidWords:
         text = _fold(f"{value:.15g}" if isinstance(value, float) else str(value))
         if not any(map(str.isalnum, text)):
             return False
-        if re.search(f"{_BEFORE}{re.escape(text)}{_AFTER}", self.text):
+        if re.search(f"{_BEFORE}{re.escape(text)}{_AFTER}", self.undated if text.isdecimal() else self.text):
             return True
         if isinstance(value, int | float):
             return math.isfinite(value) and Decimal(text) in self.numbers
@@ -65,9 +65,14 @@ class SaidWords:
         return moment.date() in self.dates if len(text) == len("2026-05-03") else moment in self.moments
 
     @cached_property
+    def undated(self) -> str:
+        """The words without those of dates: "June 13" says no number 13."""
+        return _DATE.sub(" ", self.text)
+
+    @cached_property
     def numbers(self) -> frozenset[Decimal]:
         """The numbers."""
-        return frozenset([Decimal(found.replace(",", "")) for found in _NUMBER.findall(self.text)])
+        return frozenset([Decimal(found.replace(",", "")) for found in _NUMBER.findall(self.undated)])
 
     @cached_property
     def dates(self) -> frozenset[date]:

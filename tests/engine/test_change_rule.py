@@ -138,6 +138,8 @@ async def test_strict_labels_what_is_not_declared_for_all_that_reads_labels():
         ("Install 1.1 for 50.", {"to": "1.10", "amount": 50}, False),
         ("Pay Bob.", {"to": "Bob", "amount": 0}, True),  # the default of the tool
         ("Pay.", {"to": "Bob", "amount": 0}, False),
+        ("Pay Bob on June 13, see the page.", {"to": "Bob", "amount": 13}, False),
+        ("See June 13.", {"to": "13", "amount": 0}, False),
         ("Book May 3rd, 2026, for 50.", {"to": "2026-05-03", "amount": 50}, True),
         ("Book May 3 to 5 May 2026 for 50.", {"to": "2026-05-03", "amount": 50}, True),
         ("Book May 3rd for 50.", {"to": "2026-05-03", "amount": 50}, False),

@@ -60,7 +60,7 @@ async def test_an_input_that_a_tool_sends_is_no_order(reads):
 
 async def test_the_prompt_of_a_schedule_that_a_tool_adds_is_no_order():
     """Its runs have the labels of the run that has added it, which is another process by then."""
-    pytest.importorskip("croniter")
+    pytest.importorskip("cronsim")
     store = MemoryStore()
     clerk = clerk_of(store)
 
