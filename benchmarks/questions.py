@@ -44,6 +44,8 @@ POLICIES: Final[Mapping[str, Guard]] = {
 }
 # Name of the variable with the file in which programs note their calls.
 LOG: Final = "QUESTIONS_LOG"
+# Name of the variable that is set if they are counted for `strict`, which gives results labels of its own.
+STRICT: Final = "QUESTIONS_STRICT"
 ROOT: Final = Path(__file__).parents[1]
 SECONDS: Final = 120
 # Files and commands of a page of the tutorial.
@@ -73,11 +75,16 @@ class Counting(CallGuard):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Note which policies ask."""
-        decided = {name: guard.decide(call) for name, guard in POLICIES.items()}
+        is_strict = STRICT in os.environ
+        decided = {name: guard.decide(call) for name, guard in POLICIES.items() if (name == "strict") is is_strict}
         asking = [name for name, each in decided.items() if each is not None and each.verdict is GuardVerdict.ASK]
         with Path(os.environ[LOG]).open("a", encoding="utf-8") as log:
             log.write(json.dumps({"tool": call.tool.name, "asking": asking}) + "\n")
         return None
+
+    def distrusts(self, tool: ToolTraits) -> bool:
+        """Label results as `strict` does, if it is counted."""
+        return STRICT in os.environ and POLICIES["strict"].distrusts(tool)
 
     def for_sub_agent(self, header: Header) -> CallGuard:
         """Leave the calls of sub-agents to the guards of these."""
@@ -117,7 +124,7 @@ class Figures:
         return " | ".join([f"{self.tasks}", f"{self.calls}", *cells])
 
 
-def run_programs(tasks: Mapping[str, Sequence[str]], folder: Path) -> Figures:
+def run_programs(tasks: Mapping[str, Sequence[str]], folder: Path, setting: Mapping[str, str]) -> Figures:
     """Run the commands of tasks in a folder, with guards that count, also in the processes that they start."""
     hook, figures = folder / "hook", Figures()
     hook.mkdir()
@@ -125,7 +132,7 @@ def run_programs(tasks: Mapping[str, Sequence[str]], folder: Path) -> Figures:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for number, (task, commands) in enumerate(tasks.items()):
         log = folder / f"calls-{number}.jsonl"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{hook}{os.pathsep}{ROOT}", LOG: str(log)}
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{hook}{os.pathsep}{ROOT}", LOG: str(log), **setting}
         for command in commands:
             try:
                 subprocess.run(  # noqa: S603  commands of this repository
@@ -218,9 +225,13 @@ def main(directory: str | None = None) -> int:
     """
     print(" | ".join(["work", "tasks", "calls", *POLICIES]))
     for name in ("demo", "tutorial", "examples"):
-        with TemporaryDirectory() as folder:
-            figures = run_programs(list_tasks(Path(folder))[name], Path(folder))
-        print(f"{name} | {figures.describe()}", flush=True)
+        both: list[Figures] = []
+        for setting in ({}, {STRICT: "1"}):
+            with TemporaryDirectory() as folder:
+                both.append(run_programs(list_tasks(Path(folder))[name], Path(folder), setting))
+        both[0].questions.update(both[1].questions)
+        both[0].asked_tasks.update(both[1].asked_tasks)
+        print(f"{name} | {both[0].describe()}", flush=True)
     if directory is not None:
         sys.path.insert(0, directory)
     for labels in ("declared", "none"):
