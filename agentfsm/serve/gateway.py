@@ -276,7 +276,7 @@ class Gateway:
             agent: Name of the agent; None if the server has one.
             session: Name of a conversation of the caller.
             messages: A history to continue that is not in the store; only without a session. Its replies and results
-                are untrusted, since nobody knows what they have read.
+                are untrusted, since what they were made of is unknown.
             metadata: Data of the caller's own, stored with the run.
             key: Key that the client chose, unique for its tenant and user. The second start with it returns the same
                 run. None: a new run.

@@ -87,7 +87,7 @@ def current_call() -> ExecutingCall | None:
 def list_passed_labels() -> tuple[Label, ...]:
     """Return the labels of a text that the function of a call gives to another run; empty outside of calls.
 
-    They are those of the data that the function may have, and `user_data`, which tells the text from the user's own
+    They are those of the data that the function may have, and `user_data`, since the text is not in the user's own
     words. Tasks that the function left behind have them, too.
     """
     call = executing_call.get()

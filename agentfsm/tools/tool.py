@@ -306,9 +306,9 @@ class Tool(Generic[P, R]):
     """
 
     sends_arguments: bool = False
-    """Whether the service that a call asks gets its arguments, such as the query of a search, although the
-    call sends nothing else out. It is no label: only rules about what the arguments contain heed it, such as
-    `no_leaks()`. A tool that `sends_out` need not say it.
+    """Whether the service that a call asks gets its arguments, such as the query of a search, although the call sends
+    nothing else out. A declaration without a label: only rules about what the arguments contain heed it, such as
+    `no_leaks()`. A tool that `sends_out` need not declare it.
     """
 
     irreversible: bool | Callable[[Arguments], bool] = False
