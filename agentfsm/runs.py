@@ -562,7 +562,7 @@ class Runs:
                 not keep a run from ending.
             key: Key of the input, unique in the run: a second input with the same key is ignored.
             labels: Labels of the content, such as "untrusted" for a mail. An event and a webhook are untrusted anyway.
-                In the function of a tool, those of its run and `user_data` are added, since the user has not written it.
+                In the function of a tool, those of its run and `user_data` are added: the user has not written it.
             by: Name of the person who sends it.
 
         Returns:

@@ -38,7 +38,7 @@ def _fold(text: str) -> str:
 class SaidWords:
     """The words of the user in a run, in which values of calls are looked for.
 
-    A value counts as said if it stands there as a whole word, whatever its case, a number unless it belongs to a date. A
+    A value counts as said if it stands there as a whole word, in any case, a number unless it belongs to a date. A
     number may have another form of the same number: "$1,200.50" is 1200.5. So may a date: "May 3rd, 2026" is
     "2026-05-03", and "May 3rd" is it if another date has the year. A date with a time is one of the dates at one of the
     times, or that plus a duration, so that "on 2026-05-03 at 10:00 for one hour" says the end as well.
