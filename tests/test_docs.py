@@ -167,11 +167,11 @@ def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: War
         assert re.search(r"[1-9]\d* passed", run(tmp_path, "-m", "pytest", "-q", "test_block.py"))
         return
     if block.brain is None:
-        status, out, err = warm.run(block.code, tmp_path, list_variables())
+        status, out, err = warm.run(("-c", block.code), tmp_path, list_variables())
     else:
         with LocalServer(BRAINS[block.brain]) as server:
             given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
-            status, out, err = warm.run(block.code, tmp_path, given)
+            status, out, err = warm.run(("-c", block.code), tmp_path, given)
     assert (status, err) == (0, "")
     assert out == (block.out or "")
 
@@ -271,6 +271,8 @@ def test_the_pages_have_blocks() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+def test_an_example_runs(path: Path, tmp_path: Path, warm: WarmPython) -> None:
     """It needs no key and prints something; a server, whom nobody asks here, ends in order with its input."""
-    assert bool(run(tmp_path, str(path)).strip()) is (path.name not in SERVERS)
+    status, out, err = warm.run((str(path),), tmp_path, list_variables())
+    assert (status, err) == (0, "")
+    assert bool(out.strip()) is (path.name not in SERVERS)

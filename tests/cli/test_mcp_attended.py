@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm_python
 from tests.support.terminal import Terminal
 
 SEATS = Path(__file__).parents[1] / "support" / "seat_server.py"
 AGENT = """
-import sys
 from agentfsm.mcp import MCPServer
-desk = MCPServer.stdio(sys.executable, [{seats!r}, {log!r}], name="desk", confirm=False)
+desk = MCPServer.stdio({python!r}, {words!r}, name="desk", confirm=False)
 seats = Agent(once("desk__reserve"), tools=[desk], name="seats")
 """
 ASKED = "asks, and the call waits"
@@ -23,7 +23,8 @@ def log(shell):
     """Where the server notes what it has done."""
     path = shell.folder / "log"
     with (shell.folder / "app.py").open("a", encoding="utf-8") as app:
-        app.write(AGENT.format(seats=str(SEATS), log=str(path)))
+        python, *words = warm_python.MCP.command(str(SEATS), str(path))
+        app.write(AGENT.format(python=python, words=words))
     return path
 
 

@@ -15,6 +15,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support import warm_python
 from tests.support.port_servers import listening
 
 HEAD = """
@@ -176,7 +177,8 @@ def server_of(tmp_path, log):
         path = tmp_path / "server.py"
         path.write_text(source)
         again = {"confirm": False, "repeat_for_input": ["*"]}  # what the calls do before they ask may be done twice
-        return MCPServer.stdio(sys.executable, [str(path), str(log), *words], name="desk", **again)
+        python, *rest = warm_python.MCP.command(str(path), str(log), *words)
+        return MCPServer.stdio(python, rest, name="desk", **again)
 
     return make
 
@@ -233,7 +235,7 @@ async def test_the_same_over_http(tmp_path, log):
     """A server that listens is asked and answered in just the same way, each round by another agent."""
     path = tmp_path / "server.py"
     path.write_text(MODERN)
-    with listening([sys.executable, str(path), str(log)], os.environ) as url:
+    with listening(warm_python.MCP.command(str(path), str(log)), os.environ) as url:
 
         def at_url(_source, *_words):
             return MCPServer.http(f"{url}/mcp", name="desk", confirm=False)

@@ -20,6 +20,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support import warm_python
 from tests.support.port_servers import listening
 
 SEATS = str(Path(__file__).parents[1] / "support" / "seat_server.py")
@@ -33,12 +34,13 @@ def log(tmp_path):
 
 @contextmanager
 def by_stdio(log, **options):
-    yield MCPServer.stdio(sys.executable, [SEATS, str(log)], name="desk", **{"confirm": False} | options)
+    python, *words = warm_python.MCP.command(SEATS, str(log))
+    yield MCPServer.stdio(python, words, name="desk", **{"confirm": False} | options)
 
 
 @contextmanager
 def by_http(log, **options):
-    with listening([sys.executable, SEATS, str(log)], os.environ) as url:
+    with listening(warm_python.MCP.command(SEATS, str(log)), os.environ) as url:
         yield MCPServer.http(f"{url}/mcp", name="desk", **{"confirm": False} | options)
 
 

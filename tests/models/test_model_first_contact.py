@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
-import subprocess
-import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx2
 import pytest
@@ -14,11 +15,19 @@ import pytest
 from agentfsm import MisuseError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.models.sdk import read_transport_failure
+from tests.support.warm_python import WARM_UP, WarmPython
+
+# It has not imported what is to be missing.
+PLAIN = WarmPython()
+WITH_VENDORS = WarmPython(
+    warm_up=f"{WARM_UP}\nimport anthropic, openai, agentfsm.models.anthropic, agentfsm.models.openai"
+)
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new interpreter."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run_python(code: str, python: WarmPython = PLAIN) -> tuple[str, str]:
+    """Run code in a process of its own, and return its output and errors."""
+    with TemporaryDirectory() as folder:
+        return python.run(("-c", code), Path(folder), dict(os.environ))[1:]
 
 
 @pytest.mark.parametrize(
@@ -35,21 +44,21 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, extra, part, code):
     """All parts use one sentence. It is an ImportError and a MisuseError, never an AttributeError."""
-    ran = run_python(
+    out, err = run_python(
         f"import sys; sys.modules[{package!r}] = None\n"
         f"try:\n    {code}\n"
         "except ImportError as error:\n    print(error, [kind.__name__ for kind in type(error).__mro__])"
     )
-    assert ran.stderr == ""
-    assert ran.stdout.startswith(f"agentfsm.{part} needs the extra {extra!r}; pip install 'agentfsm[{extra}]' [")
-    assert MisuseError.__name__ in ran.stdout
+    assert err == ""
+    assert out.startswith(f"agentfsm.{part} needs the extra {extra!r}; pip install 'agentfsm[{extra}]' [")
+    assert MisuseError.__name__ in out
 
 
 def test_a_missing_module_of_another_package_is_passed_on():
     """Only the packages of the extra are reported as a missing extra."""
-    ran = run_python("import sys; sys.modules['httpx2'] = None\nfrom agentfsm.models import Anthropic")
-    assert "ModuleNotFoundError: import of httpx2 halted" in ran.stderr
-    assert "extra" not in ran.stderr.splitlines()[-1]
+    _, err = run_python("import sys; sys.modules['httpx2'] = None\nfrom agentfsm.models import Anthropic")
+    assert "ModuleNotFoundError: import of httpx2 halted" in err
+    assert "extra" not in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
@@ -115,10 +124,12 @@ anyio.run(main, backend=BACKEND)
 @pytest.mark.parametrize("adapter", ["OpenAIChat", "OpenAIResponses", "Anthropic"])
 def test_a_server_that_is_down_is_named_on_stderr_at_the_first_attempt(adapter, backend):
     """A program that has not configured logging gets one line per turn, before the first wait for a retry."""
-    done = run_python(DOWN.replace("ADAPTER", adapter).replace("SETUP", "").replace("BACKEND", repr(backend)))
-    url = done.stdout.split()[0]
+    out, err = run_python(
+        DOWN.replace("ADAPTER", adapter).replace("SETUP", "").replace("BACKEND", repr(backend)), WITH_VENDORS
+    )
+    url = out.split()[0]
     assert re.fullmatch(
-        rf"agentfsm: Cannot connect to 'local' at {url}\S* \(connection refused\); retrying in 0\.\d s\n", done.stderr
+        rf"agentfsm: Cannot connect to 'local' at {url}\S* \(connection refused\); retrying in 0\.\d s\n", err
     )
 
 
@@ -131,18 +142,22 @@ def test_a_server_that_is_down_is_named_on_stderr_at_the_first_attempt(adapter, 
 )
 def test_a_program_that_configures_logging_decides_about_the_notice(setup):
     """A handler or a level of the program's own turns the line on stderr off."""
-    done = run_python(DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"))
-    assert done.stderr == ""
+    _, err = run_python(
+        DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"), WITH_VENDORS
+    )
+    assert err == ""
 
 
 def test_a_server_that_is_down_is_named_in_the_log():
     """Each attempt is a WARNING with the address and the reason."""
     setup = "import logging; logging.basicConfig()"
-    done = run_python(DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"))
-    lines = [line for line in done.stderr.splitlines() if "event=model_retry" in line]
+    out, err = run_python(
+        DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"), WITH_VENDORS
+    )
+    lines = [line for line in err.splitlines() if "event=model_retry" in line]
     assert len(lines) == 2
-    assert all("(connection refused)" in line and done.stdout.split()[0] in line for line in lines)
-    assert "retrying" not in done.stderr
+    assert all("(connection refused)" in line and out.split()[0] in line for line in lines)
+    assert "retrying" not in err
 
 
 def test_the_reason_of_the_operating_system_is_found_behind_the_error_of_the_transport():

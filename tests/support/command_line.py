@@ -22,6 +22,7 @@ from agentfsm.cli import main
 from agentfsm.core.run import Run
 from agentfsm.engine.execution import journal
 from agentfsm.stores import SQLiteStore
+from tests.support.warm_python import WARM_UP, WarmProcess, WarmPython
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 60.0
@@ -36,20 +37,32 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"TERM": "xterm", "PYTHONUNBUFFERED": "1", "PATH": path} | changes
 
 
+# What the commands import on first use stands here too; `import app` is for each process to do.
+COMMANDS = "\nimport agentfsm.cli.parser, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite"
+WARM = WarmPython(warm_up=WARM_UP + COMMANDS)
+
+
+def start_python(words: tuple[str, ...], folder: Path, env: dict[str, str]) -> subprocess.Popen[str] | WarmProcess:
+    """Start Python with these arguments, its output and errors in pipes: from a warm process where that is the same."""
+    if WARM.can_start(words, env):
+        return WARM.start(words, folder, env)
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
 class Process:
     """A running command, whose stderr is read line by line as it comes."""
 
     def __init__(self, folder: Path, words: tuple[str, ...], env: dict[str, str]) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
+        self.popen = start_python(words, folder, env)
         self.lines: list[str] = []
         self._ended = False
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -7,25 +7,34 @@ import subprocess
 import sys
 import threading
 
-from tests.support.command_line import HANG_S
+from tests.support.command_line import HANG_S, WARM
 
 CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\r\x07]")
+
+
+AGENTFSM = ("-m", "agentfsm")
 
 
 class Terminal:
     """The command on a pseudo terminal, and what its screen was sent."""
 
-    def __init__(self, shell, *words, program=(sys.executable, "-m", "agentfsm"), **env):
+    def __init__(self, shell, *words, program=AGENTFSM, **env):
         ours, theirs = pty.openpty()
-        self.popen = subprocess.Popen(
-            [*program, *words],
-            cwd=shell.folder,
-            env=shell.env | {"COLUMNS": "120", "LINES": "50"} | env,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        env = shell.env | {"COLUMNS": "120", "LINES": "50"} | env
+        streams = (theirs, theirs, theirs)
+        if program == AGENTFSM and WARM.can_start(AGENTFSM, env):
+            self.popen = WARM.start((*program, *words), shell.folder, env, streams=streams)
+        else:
+            python = [sys.executable] if program == AGENTFSM else []
+            self.popen = subprocess.Popen(
+                [*python, *program, *words],
+                cwd=shell.folder,
+                env=env,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                start_new_session=True,
+            )
         os.close(theirs)
         self.fd = ours
         self.raw = ""
