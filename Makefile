@@ -56,15 +56,18 @@ demo: $(VENV)/package  ## run the main job: an agent surveys a folder and writes
 
 # Of three parts at once one has its own core, and those that start processes and wait for them share another. These stand
 # in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which they send.
-# Tests start hundreds of processes, which would compile the package each where PYTHONDONTWRITEBYTECODE is set.
+# What Python and pytest compile is kept: tests start hundreds of processes, and two parts run the same files. What is
+# run with coverage comes after them, since under it a file takes twice the time to compile.
+unexport PYTHONDONTWRITEBYTECODE
+SLOWEST := --durations=25
 test: check  ## pass the whole suite, on asyncio and trio
 	@$(BIN)/python -m compileall -q agentfsm
 	$(BIN)/coverage erase
-	@{ $(BIN)/coverage run -m pytest -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
-		$(BIN)/python -m pytest -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \
-		$(BIN)/python -m pytest -m "not soak" $(SWEEPS) $(SERVE); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
-	$(BIN)/python -m pytest -m "not soak" $(REST) > .test-rest.log 2>&1 & rest=$$!; \
-	$(BIN)/python -m pytest -m "not soak" $(DOORS); doors=$$?; \
+	@{ $(BIN)/python -m pytest $(SLOWEST) -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
+		$(BIN)/coverage run -m pytest $(SLOWEST) -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \
+		$(BIN)/python -m pytest $(SLOWEST) -m "not soak" $(SWEEPS) $(SERVE); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
+	$(BIN)/python -m pytest $(SLOWEST) -m "not soak" $(REST) > .test-rest.log 2>&1 & rest=$$!; \
+	$(BIN)/python -m pytest $(SLOWEST) -m "not soak" $(DOORS); doors=$$?; \
 	wait $$rest; rest=$$?; cat .test-rest.log; \
 	wait $$engine; engine=$$?; cat .test-engine.log; exit $$((doors + rest + engine))
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered

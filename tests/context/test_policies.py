@@ -207,7 +207,10 @@ async def check(policies: Sequence[ContextPolicy], groups: Any, turns: Any, wind
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 4,  # an example is several runs
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(groups=GROUPS, turns=st.lists(TURNS, min_size=3, max_size=10), window=st.integers(400, 2_000))
 def test_whatever_the_policies_do_a_request_is_whole(name, groups, turns, window):
     """Alone or one after the other, once or twice in a run: valid for both vendors, with the task and what is new."""

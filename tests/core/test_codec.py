@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentfsm.core import codec, encoding
@@ -84,6 +84,7 @@ def costs(inner, fields):
 
 
 @pytest.mark.parametrize("kind", e.EVENTS)
+@settings(max_examples=settings.default.max_examples // 2)  # of each of thirty
 @given(data=st.data())
 def test_every_event_comes_back(kind, data):
     """Any event, with any text and any number in it, is read as it was written, and is one line of UTF-8."""

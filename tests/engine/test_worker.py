@@ -282,7 +282,7 @@ def test_a_timer_wakes_a_run():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "after_s", "poll_s"), [("wait", 60, 10), ("pay", 7 * 86_400, 3_600), ("ask_user", 7 * 86_400, 3_600)]
+    ("prompt", "after_s", "poll_s"), [("wait", 60, 10), ("pay", 7 * 86_400, 21_600), ("ask_user", 7 * 86_400, 21_600)]
 )
 def test_a_wait_ends_by_itself(prompt, after_s, poll_s):
     """When its time is up the run is due, and goes on without what it waited for."""

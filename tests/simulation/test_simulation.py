@@ -309,21 +309,21 @@ HASTY = {"expires_s": 2.0, "delays": 0.3}
 FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     drop_the_intent: (0, 20, "P2", {}),
     not_wait_for_the_disk: (5, 50, "P2", {}),
-    skip_the_token: (238, 300, "P4", {}),
+    skip_the_token: (24, 300, "P4", {}),
     forget_a_sibling: (0, 20, "P1", {}),
-    spend_a_yes_twice: (18, 300, "P7", HASTY),
+    spend_a_yes_twice: (189, 300, "P7", HASTY),
     ignore_expiry: (5, 50, "P7", HASTY),
     count_a_late_word: (5, 50, "P7", HASTY),
-    read_rows_before_the_clock: (262, 1000, "P7", HASTY),
+    read_rows_before_the_clock: (19, 1000, "P7", HASTY),
     trust_the_news: (110, 1000, "P7", HASTY),
     repeat_after_a_crash: (5, 50, "P2", {}),
     mint_keys_anew: (0, 20, "P3", {}),
     leave_children: (75, 500, "P6", {"faults": 0.0}),
     settle_agents_without_their_runs: (10, 50, "P12", {"faults": 0.0}),
-    lose_input: (1, 300, "P1", {}),
+    lose_input: (38, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
-    share_a_nonce: (405, 300, "P3", {"reuses": True}),
-    park_for_the_deaths_of_others: (258, 1000, "P11", {"poison": True, "runs": 4}),
+    share_a_nonce: (230, 300, "P3", {"reuses": True}),
+    park_for_the_deaths_of_others: (117, 1000, "P11", {"poison": True, "runs": 4}),
 }
 
 

