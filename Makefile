@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SRC := agentfsm tests benchmarks examples docs/reference.py docs/build_site.py
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
-DOORS := tests/cli tests/mcp tests/stores tests/upgrade
+DOORS := tests/cli tests/mcp tests/stores tests/upgrade tests/crash
 SERVE := tests/serve tests/studio
 REST := $(filter-out $(TRACED) $(DOORS) $(SERVE) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 

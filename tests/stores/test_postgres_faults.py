@@ -27,6 +27,7 @@ from agentfsm.testing.conformance.helpers import (
     make_input,
 )
 from tests.support.busy_writer import hold
+from tests.support.checks import HANG_S
 from tests.support.database_servers import PostgresServer, empty_schema
 from tests.support.lease_renewal import beat as renew
 from tests.support.postgres_proxy import Proxy
@@ -418,7 +419,6 @@ async def test_a_dropped_lease_whose_row_is_locked_costs_no_other(store, shared_
 
 async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgres, schema, monkeypatch):
     """What stops in the middle of a transaction (SIGSTOP) holds its locks for a moment; it goes on where it was."""
-    monkeypatch.setattr(connection, "IDLE_TRANSACTION_TIMEOUT_S", 0.1)
     other = PostgresStore(shared_postgres, schema=schema)
     await create_finished_run(store)
     gate, entered = threading.Event(), threading.Event()
@@ -427,7 +427,7 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
     def stand_still(ledger):
         lease = ledger.acquire_lease("r1", taker)
         entered.set()
-        gate.wait(30)
+        gate.wait(HANG_S)
         return ledger.execute("SELECT count(*) FROM runs").fetchall(), lease
 
     async def stop():
@@ -435,8 +435,10 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
 
     outcome = []
     async with anyio.create_task_group() as group:
-        group.start_soon(stop)
-        await anyio.to_thread.run_sync(entered.wait)
+        with monkeypatch.context() as patch:  # for this transaction: those of the other store take what they take
+            patch.setattr(connection, "IDLE_TRANSACTION_TIMEOUT_S", 0.1)
+            group.start_soon(stop)
+            await anyio.to_thread.run_sync(entered.wait)
         lease = await other.lease("r1")
         await other.release(lease).wait()
         gate.set()

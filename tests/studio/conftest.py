@@ -7,21 +7,17 @@ import pytest
 
 from agentfsm.cli import main
 from tests.support.browser import open_browser
-from tests.support.studio_server import (
-    AGENTS,
-    TARGETS,
-    StudioServer,
-    decide,
-    free_port,
-    in_thread,
-    serving,
-    write_journals,
-)
+from tests.support.port_servers import free_port
+from tests.support.studio_server import AGENTS, TARGETS, StudioServer, decide, in_thread, serving, write_journals
 
 
 @pytest.fixture(scope="package")
 def browser():
-    yield from open_browser()
+    """Return a browser; what a page is expected to show is waited for as long as a busy machine may take."""
+    for made in open_browser():
+        expect = pytest.importorskip("playwright.sync_api").expect
+        expect.set_options(timeout=60_000)
+        yield made
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,8 @@ from playwright.sync_api import expect
 import agentfsm
 from agentfsm.cli import main
 from agentfsm.studio import StudioFiles
-from tests.support.studio_server import AGENTS, HOSTILE, free_port, in_thread, serving
+from tests.support.port_servers import free_port
+from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
 PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/workers"]
@@ -25,7 +26,7 @@ def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path)
     (tmp_path / "agents.py").write_text(AGENTS.read_text(encoding="utf-8"), encoding="utf-8")
     words = ("serve", "agents:courier", "--studio", "--http", f"127.0.0.1:{free_port()}")
     with serving(tmp_path, *words) as (process, url):
-        run = httpx.post(url.replace("/studio/", "/v1/runs"), json={"prompt": "Bring the book"}).json()
+        run = httpx.post(url.replace("/studio/", "/v1/runs"), json={"prompt": "Bring the book"}, timeout=60).json()
         page = open_page(url=f"{url}#/runs/{run['id']}?panel=events")
         expect(page.locator(".bar.running")).to_have_count(1)
         expect(page.locator(".connection")).to_have_text("live")
@@ -34,8 +35,8 @@ def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path)
         expect(page.locator(".connection")).to_have_text("reconnecting…")
     (tmp_path / "go.txt").touch()
     with serving(tmp_path, *words) as (_process, url):
-        expect(page.locator("header.run .chip").first).to_have_text("done", timeout=30_000)
-        run = httpx.get(url.replace("/studio/", f"/v1/runs/{run['id']}")).json()
+        expect(page.locator("header.run .chip").first).to_have_text("done")
+        run = httpx.get(url.replace("/studio/", f"/v1/runs/{run['id']}"), timeout=60).json()
         expect(page.locator(".travel .where")).to_contain_text(f"version {run['version']} of {run['version']}")
         expect(page.locator(".result-card")).to_contain_text("Delivered.")
     assert all("ERR_" in each for each in page.complaints)  # what the browser says while the server is away
@@ -46,7 +47,7 @@ def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path
     """`agentfsm studio` prints a URL with a key, which leaves the address at once and works in other tabs."""
     store = studio.folder / ".agentfsm" / "runs.db"
     with serving(tmp_path, "studio", str(store), "--http", f"127.0.0.1:{free_port()}") as (_process, url):
-        assert httpx.get(url.partition("/studio/")[0] + "/v1/runs").status_code == 401
+        assert httpx.get(url.partition("/studio/")[0] + "/v1/runs", timeout=60).status_code == 401
         stranger = open_page(url=url.partition("#")[0] + "#/runs")
         expect(stranger.get_by_role("button", name="Sign in")).to_be_visible()
         page = open_page(url=url)
@@ -93,7 +94,7 @@ def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path,
         headers = {"authorization": f"Bearer {key}"}
 
         def read(run_id):
-            return httpx.get(place.replace("/studio/", f"/v1/runs/{run_id}"), headers=headers).json()
+            return httpx.get(place.replace("/studio/", f"/v1/runs/{run_id}"), headers=headers, timeout=60).json()
 
         page = open_page(url=url)
         badge = page.locator("nav .count")
@@ -103,7 +104,7 @@ def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path,
         still = page.locator(".standstill")
         expect(still).to_contain_text("in the store .agentfsm/runs.db")
         expect(still.locator(".command")).to_have_text(re.compile(r"agentfsm resume r1$"))
-        expect(badge).to_have_count(0, timeout=10_000)
+        expect(badge).to_have_count(0)
         assert read("r1")["status"] == "queued"
         assert not (tmp_path / "paid.txt").exists()
         still.get_by_role("button", name="Continue here with agents:shop").click()
@@ -132,7 +133,7 @@ def test_a_journal_of_10000_events(open_page, studio, show):
     page = open_page("#/runs/long?panel=events")
     newest = show("show", "long")["version"]
     assert newest >= 10_000
-    expect(page.locator(".travel .where")).to_contain_text(f"version {newest} of {newest}", timeout=30_000)
+    expect(page.locator(".travel .where")).to_contain_text(f"version {newest} of {newest}")
     expect(page.locator(".panel .toolbar")).to_contain_text(f"{newest} of {newest}")
     assert page.locator("*").count() < 1_500
     events = page.locator(".virtual")

@@ -203,8 +203,10 @@ class PostgresServer(Server):
         )
 
     def _is_ready(self) -> bool:
-        lock = self._data / "postmaster.pid"
-        words = lock.read_text().split() if lock.exists() else []
+        try:
+            words = (self._data / "postmaster.pid").read_text().split()
+        except FileNotFoundError:
+            return False
         return words[:1] == [str(self.pid)] and words[-1] == "ready"  # what pg_ctl waits for, too
 
 

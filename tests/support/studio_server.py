@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,13 +34,6 @@ def in_thread(function, *args):
     """Call a function in a thread of its own, since Playwright has its event loop in this one."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(function, *args).result()
-
-
-def free_port():
-    """Return a port that is free now."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 @contextmanager
