@@ -218,6 +218,14 @@ def test_no_test_file_imports_another():
     assert not wrong
 
 
+def test_the_page_about_shared_helpers_names_each():
+    """A helper that nobody finds is written again."""
+    folder = Path(__file__).parent / "support"
+    there_are = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    named = re.findall(r"`(\w+)`", (folder / "README.md").read_text(encoding="utf-8"))
+    assert {re.sub(r"\d+$", "", name) for name in there_are} == {re.sub(r"\d+$", "", name) for name in named}
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
