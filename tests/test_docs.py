@@ -173,7 +173,7 @@ def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: War
             given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
             status, out, err = warm.run(("-c", block.code), tmp_path, given)
     assert (status, err) == (0, "")
-    assert out == (block.out or "")
+    assert re.sub(r"(?m)^wait queue\n", "", out) == (block.out or "")  # a span that a trace of a busy machine has
 
 
 def test_the_service_of_the_readme_answers(tmp_path: Path, warm: WarmPython) -> None:
