@@ -36,7 +36,8 @@ def test_a_release_is_started_changed_and_taken_back(here):
         "--holdout", "1", "--back-if", "failures 5%",
     )  # fmt: skip
     assert line.endswith("  1 start by ann: old=0 new=100; a new prompt\n")
-    ids = [here("submit", "shop:rollout", f"go {number}").strip() for number in range(3)]
+    # Of ids by chance, one in a hundred would be held out.
+    ids = [here("submit", "shop:rollout", "go", "--id", f"r{number}").strip() for number in range(3)]
     assert "has '1.0.0': it leaves them" in (here("worker", "shop:only_old", "--until-idle"), here.err)[1]
     assert here.json("worker", "shop:rollout", "--until-idle")["runs"]["done"] == 3
     assert {here.json("show", run_id)["release"] for run_id in ids} <= {"1.0.0", "2.0.0"}
