@@ -17,6 +17,7 @@ from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.validation import COUNT, require_choice
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.spend_windows import WindowRecord
+from agentfsm.engine.model_calls.view import measure_fixed_parts
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
 
@@ -353,7 +354,8 @@ async def estimate(
         COUNT.check("estimate", "turns", turns)
     config = agent.driver.config
     counter = await config.load_counter(config.model.name)
-    fixed = config.overhead_tokens(counter, config.registry.definitions, "")
+    parts = measure_fixed_parts(config, counter, config.registry.definitions)
+    fixed = parts.tools_tokens + parts.instructions_tokens
     measured = await _measure_growth(agent, fixed)
     number = turns or max(1, round(measured.mean_turns or 5))
     added = added_tokens if added_tokens is not None else measured.added_tokens or ASSUMED_ADDED_TOKENS

@@ -14,6 +14,8 @@ from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
 
 NOTE_TOOL: Final = "note"
+# Beginning of the text of what a compaction hides.
+WORK_START: Final = "[Working memory]"
 # Notes of a run: the oldest are dropped.
 MAX_NOTES: Final = 50
 MAX_KEY_CHARS: Final = 100
@@ -70,7 +72,7 @@ def describe_hidden_work(
     if plan is not None and is_plan_hidden:
         lines += ["The steps of your plan:", *_describe_steps(plan)]
     text = "\n".join(lines)
-    return f"[Working memory] From messages that are not shown any more. {fence_untrusted(text)}" if lines else ""
+    return f"{WORK_START} From messages that are not shown any more. {fence_untrusted(text)}" if lines else ""
 
 
 def _count_plan_notes(messages: Iterable[Message]) -> int:

@@ -25,15 +25,14 @@ from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import NOT_SAID, Label, LabelSource, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
-from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
-from agentfsm.core.run_fields import RunFields, find_open_call_index
+from agentfsm.core.run_fields import FENCE_MESSAGE, RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
-from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.verdict import Action
@@ -137,7 +136,10 @@ def _count_reply(run: RunFields, event: e.ToolsChosen | e.AnswerGiven | e.Answer
     changes: Changes = {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
     if tier is not None:
         changes["tier"] = tier.name
-    hosted = event.message.hosted
+    native, hosted = event.message.native, event.message.hosted
+    is_bound = native is not None and native.prefix != "" and not isinstance(run.messages[-1], AssistantMessage)
+    if is_bound and (note := run.closing_note):  # a paused reply goes on without a note
+        changes["kept_notes"] = {**run.kept_notes, len(run.messages): SystemMessage(text=note)}
     if hosted is not None and hosted.labels:
         name = hosted.calls[0].tool if hosted.calls else "reply"
         changes["labels"] = _add_labels(run, hosted.labels, name=name)
@@ -189,6 +191,7 @@ def _reduce_compacted(run: RunFields, event: e.Compacted) -> Changes:
         "cutoff": event.start,
         "segments": layout,
         "compacted_messages": render_segments(layout, run.messages),
+        "kept_notes": {},
         "compacted_version": run.version + 1,
         "compactions": run.recent_compactions + 1,
         "has_cut": run.has_cut or is_cut,
@@ -571,10 +574,6 @@ def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
     return {"messages": run.messages.with_appended(run.reply, *results, *marks), "reply": None, "open": (), **notes}
-
-
-# Explains the marks around results.
-FENCE_MESSAGE: Final = SystemMessage(text=FENCE_NOTE)
 
 
 def _take_notes(run: RunFields, results: list[ToolResult]) -> Mapping[str, Note]:

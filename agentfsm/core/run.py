@@ -31,12 +31,10 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
-from agentfsm.core.notes import describe_hidden_work
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS
-from agentfsm.core.reducers import FENCE_MESSAGE, apply_event
+from agentfsm.core.reducers import apply_event
 from agentfsm.core.run_fields import RunFields
-from agentfsm.core.text_safety import FENCE_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -168,21 +166,6 @@ class Run(RunFields, Generic[A_co]):
         return self.header.created_at
 
     @property
-    def shown(self) -> tuple[Message, ...]:
-        """Messages that the model is shown: all, or the compacted ones followed by those added since."""
-        return self.compacted_messages + self.messages[self.cutoff :]
-
-    @property
-    def closing_note(self) -> str:
-        """Text at the end of the next request: notes, steps and mark note that a compaction hides, and the reminder."""
-        if not self.cutoff or not (self.notes or self.plan is not None or self.has_fenced):
-            return self.reminder
-        shown = self.shown
-        work = describe_hidden_work(self.notes, self.plan, self.messages, shown)
-        marks = FENCE_NOTE if self.has_fenced and FENCE_MESSAGE not in shown else ""
-        return "\n\n".join(filter(None, (marks, work, self.reminder)))
-
-    @property
     def calls(self) -> tuple[CallRecord, ...]:
         """Closed calls of this run, in order."""
         return tuple(_call_records(self))
@@ -217,6 +200,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             cutoff=prior_run.cutoff,
             segments=prior_run.segments,
             compacted_messages=prior_run.compacted_messages,
+            kept_notes=prior_run.kept_notes,
             labels=prior_run.labels,
             counted=prior_run.counted,
         )
@@ -310,7 +294,9 @@ _REFLECT_ON_PAUSE: Final = Reflect(draft=None, is_paused=True)
 
 _EFFECTS: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
     State.OBSERVE: lambda _run: _READ_INBOX,
-    State.THINK: lambda run: AskModel(turn=run.turn + 1, messages=run.shown if run.cutoff else run.messages),
+    State.THINK: lambda run: AskModel(
+        turn=run.turn + 1, messages=run.shown if run.cutoff or run.kept_notes else run.messages
+    ),
     State.ACT: _act_effect,
     State.REFLECT: _reflect_effect,
     State.DONE: lambda _run: None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 
@@ -15,15 +16,19 @@ from agentfsm.core.history import History, as_history
 from agentfsm.core.labels import Label, LabelSource, highest_level
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
-from agentfsm.core.messages import AssistantMessage, Message
-from agentfsm.core.notes import Note
+from agentfsm.core.messages import AssistantMessage, Message, SystemMessage
+from agentfsm.core.notes import WORK_START, Note, describe_hidden_work
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import PlanProgress
 from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.segments import Segment
+from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
+
+# Explains the marks around results.
+FENCE_MESSAGE: Final = SystemMessage(text=FENCE_NOTE)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -59,6 +64,11 @@ class RunFields(Value):
 
     compacted_messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
     """Messages that the layout renders to, built once for each compaction."""
+
+    kept_notes: Mapping[int, SystemMessage] = attrs.field(factory=dict, repr=False)
+    """Notes that stood at the end of earlier requests and stay where they were, by the index of the reply that follows,
+    because its provider binds the reply to all that came before it. A compaction removes them.
+    """
 
     compacted_version: int = 0
     """Version of the run after its newest compaction; 0 if there was none."""
@@ -183,6 +193,34 @@ class RunFields(Value):
     def own_start(self) -> int:
         """Index of the run's first own message. All earlier messages come from the history that the run continues."""
         return len(self.prior) + len(self.header.history)
+
+    @property
+    def shown(self) -> Sequence[Message]:
+        """Messages that the model is shown: all, or the compacted ones followed by those added since."""
+        if not self.cutoff and not self.kept_notes:
+            return self.messages
+        shown, start = [*self.compacted_messages], self.cutoff
+        for index, note in self.kept_notes.items():
+            shown += (*self.messages[start:index], note)
+            start = index
+        return (*shown, *self.messages[start:])
+
+    @property
+    def hidden_work(self) -> str:
+        """Notes, steps and explanation of the marks that a compaction hides, for the end of the next request."""
+        if not self.cutoff or not (self.notes or self.plan is not None or self.has_fenced):
+            return ""
+        shown = self.shown
+        marks = FENCE_NOTE if self.has_fenced and FENCE_MESSAGE not in shown else ""
+        work = "\n\n".join(filter(None, (marks, describe_hidden_work(self.notes, self.plan, self.messages, shown))))
+        # What stays where it was is repeated only after a change.
+        before = next((note.text for note in [*self.kept_notes.values()][::-1] if WORK_START in note.text), "")
+        return "" if work in before else work
+
+    @property
+    def closing_note(self) -> str:
+        """Text at the end of the next request: what a compaction hides, and the reminder."""
+        return "\n\n".join(filter(None, (self.hidden_work, self.reminder)))
 
     def open_call(self, call_id: str) -> OpenCall:
         """Return the open call with that id.

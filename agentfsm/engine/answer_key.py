@@ -13,7 +13,7 @@ import attrs
 
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import TextPart
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.guards import describe_guard
 from agentfsm.ports.model import Model, identify_model, to_mutable_json
 from agentfsm.tools.tool import Tool
@@ -35,7 +35,8 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
     """Return the key of a run: runs with the same key may be given the same answer."""
     config, run = execution.config, execution.journal.run
     header, output = run.header, config.output_spec
-    offered = [[each.name, each.description, each.parameters, each.strict] for each in list_offered_tools(execution)]
+    view = build_view(execution)
+    offered = [[each.name, each.description, each.parameters, each.strict] for each in view.tools]
     parts = {
         "form": _FORM,
         "scope": cache.scope,
@@ -57,7 +58,7 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
         "tools": [_describe(tool) for tool in config.registry],
         "permissions": repr(config.permissions),
         "policies": _describe_policies(config),
-        "settings": attrs.asdict(attrs.evolve(config.resolve_settings(run), stream=False)),
+        "settings": attrs.asdict(attrs.evolve(view.settings, stream=False)),
         "output": None if output is None or output.output_form is None else output.output_form.schema,
         "validators": None if output is None else _describe(output.validators),
     }

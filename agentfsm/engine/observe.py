@@ -14,6 +14,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Part, TextPart, describe_media, media_kind, replace_surrogates
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail
+from agentfsm.engine.model_calls.view import measure_room
 from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.engine.tool_calls.call_guards import check_data
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
@@ -59,13 +60,10 @@ def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[Pos
     The remaining inputs wait for the next OBSERVE. Other rows are taken in any case: there is nothing to decide here.
     """
     inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
-    config, ledger = execution.config, execution.ledger
+    ledger, settings = execution.ledger, execution.config.resolve_settings(execution.journal.run)
     inputs.sort(key=lambda pair: PRIORITY_ORDER[pair[1].priority])
-    room = (
-        config.room_tokens(ledger, config.resolve_settings(execution.journal.run))
-        * INPUT_SHARE
-        * (BYTES_PER_TOKEN if ledger.counter is BYTE_COUNTER else 1)
-    )
+    unit = BYTES_PER_TOKEN if ledger.counter is BYTE_COUNTER else 1
+    room = measure_room(execution, settings) * INPUT_SHARE * unit
     fitting: list[PostedItem] = []
     for row, item in inputs:
         room -= count_message(item.message, ledger.counter)

@@ -10,7 +10,7 @@ from agentfsm.core.usage import Purpose
 from agentfsm.core.window_layers import TaskKind, WindowDemand
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.memory_items import Recall
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
@@ -58,17 +58,15 @@ def _measure_demand(execution: Execution) -> WindowDemand:
     """Return what the next request needs of the window, beside messages and recalled items."""
     config, run, counter = execution.config, execution.journal.run, execution.ledger.counter
     is_chosen = run.offered is not None or not config.selector.wants(len(config.registry))
-    tools = list_offered_tools(execution) if is_chosen else ()  # not all of many tools will be offered
+    view = build_view(execution)
     unit = BYTES_PER_TOKEN if counter is BYTE_COUNTER else 1
-    instructions = config.overhead_tokens(counter, (), "") // unit
-    with_tools = config.overhead_tokens(counter, tools, "") // unit
-    with_note = config.overhead_tokens(counter, (), run.closing_note) // unit
+    tools_tokens = view.fixed.tools_tokens // unit if is_chosen else 0  # not all of many tools will be offered
     task = TaskKind.MEDIUM if len(config.registry) else TaskKind.SIMPLE
     return WindowDemand(
         window_tokens=config.model.window_tokens,
         task=task if config.planner is None else TaskKind.COMPLEX,
-        instructions_tokens=instructions,
-        reserve_tokens=with_tools - instructions + (config.resolve_settings(run).max_tokens or ANSWER_TOKENS),
-        working_tokens=with_note - instructions,
+        instructions_tokens=view.fixed.instructions_tokens // unit,
+        reserve_tokens=tools_tokens + (view.settings.max_tokens or ANSWER_TOKENS),
+        working_tokens=counter.count(view.note) // unit,
         messages=len(run.shown),
     )

@@ -17,7 +17,7 @@ from agentfsm.core.value import Value
 from agentfsm.engine.advance_plan import hash_plan_request
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal, load_predecessor
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.store import Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
@@ -96,10 +96,8 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
 
 def _hash_request(execution: Execution) -> str:
     """Return the hashes of the request that the run would make now."""
-    config, ledger, run = execution.config, execution.ledger, execution.journal.run
-    ledger.update(run)
-    tools, settings = list_offered_tools(execution), config.resolve_settings(run)
-    return config.request_digest(ledger, tools, settings, run.closing_note)
+    execution.ledger.update(execution.journal.run)
+    return build_view(execution).digest
 
 
 def _hash_plan(execution: Execution, event: e.Planned) -> str:

@@ -37,7 +37,8 @@ from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.outgoing_text import filter_reply
 from agentfsm.engine.model_calls.reply import find_other_model
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
+from agentfsm.engine.model_calls.tool_selection import select_tools
+from agentfsm.engine.model_calls.view import build_view
 from agentfsm.engine.recall import recall
 from agentfsm.engine.repeat_answer import repeat_answer
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
@@ -171,7 +172,7 @@ async def _prepare_request(
     execution: Execution, effect: AskModel
 ) -> PreparedRequest | e.ToolsOffered | e.Reminded | e.Compacted:
     """Return the request, or an event to commit before it: the tool selection, a reminder or a compaction."""
-    engine, journal, tally = execution.config, execution.journal, execution.ledger
+    engine, journal = execution.config, execution.journal
     if journal.run.limit_reached is None:  # the last request offers no tools
         if engine.registry.sources:
             await _refresh_tools(execution)
@@ -180,13 +181,10 @@ async def _prepare_request(
     run = journal.run
     if (engine.reminder is not None or run.reminder) and (changed := _update_reminder(engine, run)) is not None:
         return changed
-    tools, settings = list_offered_tools(execution), engine.resolve_settings(run)
-    note = run.closing_note if run.cutoff else run.reminder  # without a compaction, nothing is hidden
-    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools, note)
-    if (cut := await compact_if_needed(execution, tools, settings)) is not None:
+    view = build_view(execution)
+    if (cut := await compact_if_needed(view)) is not None:
         return cut
-    request = engine.request_digest(tally, tools, settings, note)
-    return PreparedRequest(execution, effect, tools, request, settings)
+    return PreparedRequest(execution, effect, view, view.digest)
 
 
 def _update_reminder(config: EngineConfig, run: Run) -> e.Reminded | None:

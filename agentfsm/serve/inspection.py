@@ -66,7 +66,7 @@ async def list_messages(gateway: Gateway, request: Request, caller: Caller, _bod
             "version": run.version,
             "own_start": run.own_start,
             "messages": _list_messages(run.messages, caller),
-            "shown": _list_messages(run.shown, caller) if run.cutoff else None,
+            "shown": _list_messages(run.shown, caller) if run.shown is not run.messages else None,
         }
     )
 

@@ -149,8 +149,7 @@ def _join_parts(parts: Sequence[Part]) -> str:
     return "".join([f"\0{_part_text(part)}" for part in parts])
 
 
-# The text of each message that enters the hash: the parts that a model reads.
-_HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
+_READ_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
     SystemMessage: lambda message: f"\0s{message.text}",
     UserMessage: lambda message: "\0u" + "\0".join([_part_text(part) for part in message.parts]),
     AssistantMessage: lambda message: (
@@ -160,6 +159,11 @@ _HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
         f"\0t{message.call_id}\0{message.text}" + (_join_parts(message.parts) if message.parts else "")
     ),
 }
+
+
+def read_text(message: Message) -> str:
+    """Return what a model reads of a message, as one text that enters hashes."""
+    return _READ_TEXTS[type(message)](message)
 
 
 @attrs.define(eq=False, repr=False)
@@ -183,6 +187,9 @@ class TokenLedger:
 
     _hash: Any = attrs.field(factory=sha256, init=False)
     """Running hash of the messages."""
+
+    _note_tokens: dict[int, int] = attrs.field(factory=dict, init=False)
+    """Tokens of the notes that stay between the messages, by their place."""
 
     _cutoff: int = attrs.field(default=0, init=False)
     _compacted_messages: tuple[Message, ...] = attrs.field(default=(), init=False)
@@ -213,7 +220,8 @@ class TokenLedger:
     @property
     def shown_tokens(self) -> int:
         """The tokens of the messages in a request: the compacted ones, and those from the cutoff on."""
-        return self._compacted_total + self._sums[-1] - self._sums[self._cutoff]
+        noted = sum(self._note_tokens.values()) if self._note_tokens else 0
+        return self._compacted_total + self._sums[-1] - self._sums[self._cutoff] + noted
 
     @property
     def request_tokens(self) -> int:
@@ -250,6 +258,8 @@ class TokenLedger:
             return False
         if run.compacted_messages is not self._compacted_messages or run.cutoff != self._cutoff:
             self._count_compacted(run)
+        if run.kept_notes or self._note_tokens:
+            self._count_notes(run)
         return True
 
     def resume_from(self, first: int) -> None:
@@ -264,7 +274,7 @@ class TokenLedger:
         if run.segments != default_segments(run.cutoff, self.task_index):
             digest = sha256()
             for message in run.compacted_messages:
-                digest.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
+                digest.update(read_text(message).encode("utf-8", "surrogatepass"))
             self._compacted_digest = digest.digest()
 
     def _iter_compacted_tokens(self, run: Run) -> Iterator[int]:
@@ -290,7 +300,7 @@ class TokenLedger:
             if self.task_index is None and index >= self.own_start and isinstance(message, UserMessage):
                 self.task_index = index
             self._sums.append(self._sums[-1] + count_message(message, self.counter))
-            self._hash.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
+            self._hash.update(_READ_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
         return most is None or len(news) < most
 
     def recount_in_batches(self, run: Run, counter: TokenCounter) -> Iterator[None]:
@@ -305,5 +315,10 @@ class TokenLedger:
                 yield
             for message in run.messages[start : start + BATCH_MESSAGES]:
                 sums.append(sums[-1] + count_message(message, counter))
-        self.counter, self._sums = counter, sums
+        self.counter, self._sums, self._note_tokens = counter, sums, {}
         self._count_compacted(run)
+        self._count_notes(run)
+
+    def _count_notes(self, run: Run) -> None:
+        known, notes = self._note_tokens, run.kept_notes
+        self._note_tokens = {at: known.get(at) or count_message(notes[at], self.counter) for at in notes}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, Limits, note, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.memory import Memory
 from agentfsm.models import Anthropic, OpenAIResponses, Router, find_profile
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, WireReply, call, say
@@ -143,6 +146,46 @@ async def test_a_tool_that_is_withdrawn_and_a_last_answer_without_tools_are_acce
             run = await agent.run("Go.")
             assert not await list_events(agent, run)
     assert run.partial == "Enough."
+
+
+async def _count_kept(*replies: str | Line, prompts: tuple[str, ...] = ("Look.",), **options: Any) -> list[int]:
+    """Return how many thoughts each request of a session sent back. Request n could send n, counted from 0."""
+    server = Binding(*replies)
+    window = {"window_tokens": options.pop("window_tokens")} if "window_tokens" in options else {}
+    with LocalServer(server) as local:
+        model = Anthropic(BOUND, base_url=local.base_url, **window)
+        async with Agent(model, store=MemoryStore(), **{"tools": [look], **options}) as agent:
+            runs = [await agent.run(prompt, session="s", user="ann") for prompt in prompts]
+            assert not await list_events(agent, *runs)
+    assert not server.replies
+    return server.shown
+
+
+@pytest.mark.parametrize(
+    "reminder", ["Be brief.", lambda run: f"Turn {run.turn + 1}.", lambda run: "Odd." * (run.turn % 2)]
+)
+async def test_thinking_outlives_reminders(reminder: Any) -> None:
+    """A reminder that a reply was written under stays before it, also in the next run, while others follow it."""
+    kept = await _count_kept(see(1), see(2), "Done.", see(3), "Again.", prompts=("Look.", "And?"), reminder=reminder)
+    assert kept == [0, 1, 2, 3, 4]
+
+
+async def test_thinking_outlives_recalled_items(tmp_path: Path) -> None:
+    """They are in the history, behind the input that they were found for."""
+    memory = Memory(tmp_path / "memory.db")
+    for text in ("Ann drinks tea", "Ann lives in Porto"):
+        await memory.for_(user="ann").remember(text)
+    kept = await _count_kept(see(1), "Tea.", see(2), "Porto.", prompts=("tea?", "Where lives Ann?"), memory=memory)
+    await memory.aclose()
+    assert kept == [0, 1, 2, 3]
+
+
+async def test_thinking_outlives_what_a_compaction_hides() -> None:
+    """Each of three compactions loses them once. The notes are shown once after each, and again only after a change."""
+    first = say("", call("note", key="total", value="17 EUR"))
+    script = [first, *map(see, range(13)), "Done.", "Again."]
+    kept = await _count_kept(*script, prompts=("Look.", "And?"), tools=[note, look], window_tokens=8_000)
+    assert [after for before, after in pairwise(kept) if after != before + 1] == [0, 0, 0]
 
 
 def _refuse_thinking(body: dict[str, Any]) -> WireReply | Line:

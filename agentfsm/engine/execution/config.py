@@ -16,6 +16,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.value import Value
+from agentfsm.core.view_parts import FixedParts
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import (
@@ -27,13 +28,11 @@ from agentfsm.ports.guards import (
     filter_in_order,
 )
 from agentfsm.ports.memory_items import RunMemory
-from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
+from agentfsm.ports.model import Model, TokenCounter, ToolDefinition
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.screening import TextScreen
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.billed import BilledExcess, find_billed_excess
-from agentfsm.tokens.ledger import MESSAGE_TOKENS, TokenLedger
-from agentfsm.tokens.tool_prompts import count_tools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import Tool
@@ -122,11 +121,8 @@ class EngineConfig(Value):
     watch: tuple[Outlet, ...] = ()
     """Watchers of the runs and of their child runs."""
 
-    _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
-    """Tokens of the fixed part of every request, by encoding and tools."""
-
-    _shape_hashes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
-    """Hashes of the fixed part of every request, by tools."""
+    fixed_parts: dict[tuple[object, ...], FixedParts] = attrs.field(factory=dict, init=False)
+    """Parts that all requests with the same tools have, by the counter's encoding and the tools."""
 
     _guarded_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
     """Names of the tools that guards concern, by the registry's version."""
@@ -203,12 +199,6 @@ class EngineConfig(Value):
         return self.permissions is not None or bool(self.registry.conditional_tools)
 
     @property
-    def full_instructions(self) -> str:
-        """Instructions of the agent, of the sources of its tools, and of guards, as a model reads them."""
-        own, added = self.own_instructions, self.guard_instructions
-        return f"{own}\n\n{added}" if own and added else own or added
-
-    @property
     def own_instructions(self) -> str:
         """Instructions of the agent and of the sources of its tools, which are the same in all runs."""
         added = self.registry.instructions
@@ -277,59 +267,13 @@ class EngineConfig(Value):
             base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=(), extra_body=extra
         )
 
-    def room_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
-        """Return the tokens that the window leaves for messages, beside instructions, tools and the answer."""
-        overhead = ledger.overhead_tokens + ledger.correction_tokens
-        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - overhead
-
-    def compaction_threshold_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
-        """Return the tokens of messages from which a compaction is due."""
-        return int(self.context.share * self.room_tokens(ledger, settings))
-
-    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition], note: str) -> int:
-        """Return the tokens of instructions, tool definitions and closing note; all but the last are counted once."""
-        key = counter.encoding, *self._tools_key(tools)
-        tokens = self._overhead_by_tools.get(key)
-        if tokens is None:
-            tokens = counter.count(self.full_instructions) + count_tools(tools, counter, self.model.name)
-            self._overhead_by_tools[key] = tokens
-        return tokens + counter.count(note) + MESSAGE_TOKENS if note else tokens
-
-    def request_digest(
-        self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings, note: str
-    ) -> str:
-        """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
-        if settings is not self.settings:
-            shape = self._hash_shape(settings, tools)
-        elif (known := self._shape_hashes.get(key := self._tools_key(tools))) is not None:
-            shape = known
-        else:
-            shape = self._shape_hashes[key] = self._hash_shape(settings, tools)
-        if note:
-            shape = short_hash(f"{shape} {note}", 8)
-        return f"{shape}-{ledger.digest}"
-
-    def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
-        definitions: list[object] = [
-            [tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools
-        ]
-        asked = attrs.asdict(attrs.evolve(settings, stream=False))  # streaming does not change the request
-        output = (
-            None
-            if self.output_spec is None or self.output_spec.output_form is None
-            else to_mutable_json(self.output_spec.output_form.schema)
-        )
-        definitions += [tool.describe() for tool in self.registry.hosted]
-        parts = [self.model.name, self.own_instructions, definitions, asked, output]
-        return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
-
     def mark_unpriced(self, model: Model) -> bool:
         """Return whether this is the first reply of the model with an unknown price, and remember that."""
         is_first = model.name not in self._unpriced_models
         self._unpriced_models.add(model.name)
         return is_first
 
-    def _tools_key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
+    def tools_key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
         """Return a cache key for a set of tools; for the whole registry without reading each tool."""
         whole = tools is self.registry.definitions
         # The engine's own tools have a new definition for each set.

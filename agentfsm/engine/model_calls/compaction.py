@@ -15,14 +15,13 @@ from agentfsm.core.segments import Removed, Summarised, build_note
 from agentfsm.core.usage import Purpose
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.engine.model_calls.view import View, build_view, measure_fixed_parts, measure_room
 from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
 
 if TYPE_CHECKING:
-    from agentfsm.core.settings import Settings
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports.model import Model, ToolDefinition
+    from agentfsm.ports.model import Model
 
 # Share of the allowance that remains in use after a compaction. Each compaction changes the start of the request and so
 # loses the provider's prompt cache. Cutting by half loses it once per half a window of new messages, not in every turn.
@@ -38,22 +37,20 @@ MAX_COMPACTIONS: Final = 2
 REASON_CHARS: Final = 200
 
 
-async def compact_if_needed(
-    execution: Execution, tools: Sequence[ToolDefinition], settings: Settings
-) -> e.Compacted | None:
+async def compact_if_needed(view: View) -> e.Compacted | None:
     """Return the event that makes room in the context window; None if there is enough room, or no more can be made."""
-    engine, run, tally = execution.config, execution.journal.run, execution.ledger
+    execution, run, tally = view.execution, view.run, view.execution.ledger
+    share, tally.overhead_tokens = execution.config.context.share, view.measure_overhead()
     while not tally.update(run, BATCH_MESSAGES):
         await checkpoint()  # a long history was opened: the event loop goes on while it is counted
-    if (
-        tally.shown_tokens <= engine.compaction_threshold_tokens(tally, settings) or run.recent_compactions
-    ):  # directly after a compaction there is nothing to cut
-        return None
-    await _count_exactly(execution, tools)
-    allowance, room = engine.compaction_threshold_tokens(tally, settings), engine.room_tokens(tally, settings)
+    if tally.shown_tokens <= int(share * measure_room(execution, view.settings)) or run.recent_compactions:
+        return None  # directly after a compaction there is nothing to cut
+    await _count_exactly(view)
+    room = measure_room(execution, view.settings)
+    allowance = int(share * room)
     if tally.shown_tokens <= allowance:
         return None
-    why = f"{tally.shown_tokens:,} tokens of messages, {room:,} of room in the window of {engine.model.name}"
+    why = f"{tally.shown_tokens:,} tokens of messages, {room:,} of room in the window of {execution.config.model.name}"
     return await _compact(execution, TARGET_SHARE * allowance, allowance, why)
 
 
@@ -65,19 +62,19 @@ async def compact_after_refusal(execution: Execution, error: ModelError) -> e.Co
     run, tally = execution.journal.run, execution.ledger
     if run.recent_compactions >= MAX_COMPACTIONS or len(run.messages) == 1:  # the task alone
         return None
-    await _count_exactly(execution, list_offered_tools(execution))
+    await _count_exactly(build_view(execution))
     half = TARGET_SHARE * tally.shown_tokens
     return await _compact(execution, half, half, str(error)[:REASON_CHARS])
 
 
-async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) -> None:
+async def _count_exactly(view: View) -> None:
     """Count with the model's own vocabulary if only bytes were counted: these are a safe but coarse upper bound."""
-    engine, tally = execution.config, execution.ledger
+    config, tally = view.execution.config, view.execution.ledger
     if tally.counter is BYTE_COUNTER:
-        counter = await engine.load_counter(engine.model.name)
-        tally.overhead_tokens = engine.overhead_tokens(counter, tools, execution.journal.run.closing_note)
-        for _ in tally.recount_in_batches(execution.journal.run, counter):
+        for _ in tally.recount_in_batches(view.run, await config.load_counter(config.model.name)):
             await checkpoint()
+        view.fixed = measure_fixed_parts(config, tally.counter, view.tools)
+        tally.overhead_tokens = view.measure_overhead()
 
 
 async def _compact(execution: Execution, target: float, limit: float, why: str) -> e.Compacted | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,13 +19,12 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
     ReasoningRefusedError,
 )
-from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.trace_context import event_context
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import NO_USAGE, Reservation
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
-from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
+from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
 from agentfsm.tokens.failed_attempts import count_chunk_bytes, estimate_written_tokens, find_failed_usage
@@ -34,12 +33,12 @@ from agentfsm.tokens.ledger import BYTE_COUNTER
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.limits import Limits
-    from agentfsm.core.settings import Settings
     from agentfsm.core.tier_choice import TierChoice
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
-    from agentfsm.ports.model import Model, ToolDefinition
+    from agentfsm.engine.model_calls.view import View
+    from agentfsm.ports.model import Model
 
 # Finish reasons of incomplete answers that a retry would not improve.
 UNUSABLE_ANSWERS: Final = {
@@ -48,12 +47,6 @@ UNUSABLE_ANSWERS: Final = {
     FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
 }
 
-# Members of the enum, looked up once: in each turn, Python 3.11 would take several calls for it.
-_TURN: Final = Purpose.TURN
-_LAST_ANSWER: Final = Purpose.LAST_ANSWER
-# Values of `tool_choice` that do not name a tool.
-_TOOL_CHOICE_MODES: Final = frozenset({"auto", "none", "required"})
-
 
 @attrs.define(eq=False, repr=False)
 class PreparedRequest:
@@ -61,12 +54,9 @@ class PreparedRequest:
 
     execution: Execution
     effect: AskModel
-    tools: Sequence[ToolDefinition]
+    view: View
     digest: str
     """Hash of the request, for the journal."""
-
-    settings: Settings
-    """Settings of this turn."""
 
     tier: TierChoice | None = None
     """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
@@ -80,7 +70,7 @@ class PreparedRequest:
     @property
     def is_streamed(self) -> bool:
         """Whether the reply is streamed."""
-        return self.execution.journal.on_event is not None or self.settings.stream
+        return self.execution.journal.on_event is not None or self.view.settings.stream
 
 
 async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) -> tuple[Reply, Usage]:
@@ -160,7 +150,7 @@ async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[int, Reserva
     Returns:
         The permitted tokens of the answer, the reservation, and whether this is the first request.
     """
-    drive, settings = prepared.execution, prepared.settings
+    drive, settings = prepared.execution, prepared.view.settings
     budget, ledger, billed = drive.budget, drive.ledger, drive.config.billed
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above the tokens for thinking.
@@ -184,12 +174,15 @@ async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[int, Reserva
 
 async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:
     """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
-    drive, engine, settings = prepared.execution, prepared.execution.config, prepared.settings
-    wanted = settings.max_tokens or ANSWER_TOKENS
+    drive, engine = prepared.execution, prepared.execution.config
+    wanted = prepared.view.settings.max_tokens or ANSWER_TOKENS
     granted, held, is_first = await _reserve(prepared, wanted)
     usage, paid = None, None
     try:
-        request = _build_request(prepared, granted if granted < wanted else None)
+        cap = granted if granted < wanted else None
+        request = prepared.view.render(
+            prepared.effect.messages, cap_tokens=cap, is_plain=prepared.is_plain, tier=prepared.tier
+        )
         receive = None if receiver is None else receiver.receive
         if engine.tracer is None:
             reply = await fetch_reply(engine.model, request, receive)
@@ -222,41 +215,6 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
         drive.budget.settle(held, usage or NO_USAGE)
         if held[3] is not None:
             await drive.budget.settle_spend(held, paid)
-
-
-def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request:
-    engine, settings, answers = prepared.execution.config, prepared.settings, prepared.execution.config.output_spec
-    choice = settings.tool_choice
-    if choice is None and answers is not None and answers.requires_tool_call and not _has_thinking(settings):
-        settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
-    if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
-        settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
-    run, messages = prepared.execution.journal.run, prepared.effect.messages
-    has_added = engine.registry.instructions or engine.guard_instructions
-    hosted = engine.registry.hosted
-    if run.header.withhold:  # the provider would execute them
-        hosted = tuple([tool for tool in hosted if tool.read_only])
-    note = run.closing_note if run.cutoff else run.reminder
-    has_note = note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
-    return Request(
-        instructions=engine.full_instructions if has_added else engine.instructions,
-        messages=(*messages, SystemMessage(text=note)) if has_note else messages,
-        passing=1 if has_note else 0,
-        tools=prepared.tools,
-        hosted_tools=() if run.limit_reached is not None else hosted,
-        settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
-        output=None if answers is None else answers.output_form,
-        timeout_s=engine.limits.model_timeout_s,
-        purpose=_TURN if run.limit_reached is None else _LAST_ANSWER,
-        run=run,
-        is_plain=prepared.is_plain,
-        tier=prepared.tier,
-    )
-
-
-def _has_thinking(settings: Settings) -> bool:
-    """Return whether the model is asked to think, by a reasoning effort or an extra parameter."""
-    return settings.reasoning_effort is not None or "thinking" in settings.extra_body
 
 
 def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:

@@ -1,66 +1,25 @@
-"""Select the tools that are offered to the model: those that are available, permitted, and chosen among many."""
+"""Choose the tools that are offered to the model among many, and find others when it asks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
-from agentfsm.ports.model import ToolDefinition
-from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT, build_find_tools_definition, find_tools, read_result
+from agentfsm.engine.model_calls.view import list_available_tools
+from agentfsm.tools.builtin import FIND_TOOLS
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.tools.tool import Tool
 
 # Number of user inputs, the latest ones, that describe the task for the choice among many tools.
 TASK_INPUTS: Final = 3
 # Maximum of tokens of the model's choice: a handful of names.
 CHOICE_TOKENS: Final = 400
-
-
-def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
-    """Return the definitions of the tools offered to the model, in the order of registration."""
-    engine, run = execution.config, execution.journal.run
-    answer = (
-        ()
-        if engine.output_spec is None or engine.output_spec.tool_definition is None
-        else (engine.output_spec.tool_definition,)
-    )
-    if run.limit_reached is not None:
-        return answer
-    if run.plan is not None and not run.plan.is_stale and engine.planner is not None and engine.planner.frozen:
-        return answer
-    if run.offered is not None:
-        definitions = _select_definitions(execution, frozenset(run.offered))
-    elif run.disabled or engine.can_hide_tools:
-        definitions = tuple([tool.definition for tool in _list_available_tools(execution)])
-    else:
-        definitions = engine.registry.definitions
-    if run.has_cut and READ_RESULT not in engine.registry and check_available(execution, read_result()) is None:
-        definitions = (*definitions, read_result().definition)
-    return (*definitions, *answer) if answer else definitions
-
-
-def _select_definitions(execution: Execution, names: Collection[str]) -> tuple[ToolDefinition, ...]:
-    """Return the tools of these names, and the tool that finds the others, if there are any."""
-    there = _list_available_tools(execution)
-    chosen = tuple([tool.definition for tool in there if tool.name in names])
-    if len(chosen) == len(there) or FIND_TOOLS in execution.config.registry:
-        return chosen
-    if check_available(execution, find_tools()) is not None:
-        return chosen
-    return *chosen, build_find_tools_definition(len(there) - len(chosen))
-
-
-def _list_available_tools(execution: Execution) -> list[Tool[..., object]]:
-    """Return the tools that are available to this run and permitted."""
-    return [tool for tool in execution.config.registry if check_available(execution, tool) is None]
 
 
 async def select_tools(execution: Execution) -> e.ToolsOffered | None:
@@ -70,7 +29,7 @@ async def select_tools(execution: Execution) -> e.ToolsOffered | None:
         return _add_found_tools(execution, run.offered)
     if not engine.selector.wants(len(engine.registry)):
         return None
-    tools = [tool.definition for tool in _list_available_tools(execution)]
+    tools = [tool.definition for tool in list_available_tools(execution)]
     if not engine.selector.wants(len(tools)):
         return None
 
@@ -109,7 +68,7 @@ MAX_NAMES: Final = 200
 async def search_tools(execution: Execution, query: str) -> str:
     """Search the available tools that were not offered to the model, and return a text about the matches."""
     offered_names = execution.journal.run.offered or ()
-    hidden = {tool.name: tool.definition for tool in _list_available_tools(execution) if tool.name not in offered_names}
+    hidden = {tool.name: tool.definition for tool in list_available_tools(execution) if tool.name not in offered_names}
     names = await execution.config.selector.find(query, tuple(hidden.values()))
     if lines := [hidden[name].summary for name in names if name in hidden]:
         return "\n".join([_FOUND_HEADER, *lines])
