@@ -36,6 +36,19 @@ def _is_too_deep(value: object) -> bool:
     return bool(level)
 
 
+# White space of JSON, and the byte order mark that some programs put in front.
+JSON_BLANKS: Final = " \t\r\n\ufeff"
+
+
+def normalise_arguments(text: str) -> str:
+    """Return the arguments of a call without white space and a byte order mark around them.
+
+    An empty text, which models send for no arguments, and `null`, which local servers send for none, are `{}`.
+    """
+    text = text.strip(JSON_BLANKS)
+    return "{}" if text in ("", "null") else text
+
+
 def map_leaves(value: Any, change: Callable[[Any, str | None], Any], name: str = "") -> Any:
     """Return a value with each text, number and other plain value in it as `change` returns it, at any depth.
 

@@ -262,12 +262,13 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     # Replies in the provider's own form, which are sent back
 
     def _can_read(self, model: str) -> bool:
-        """Return whether the provider accepts reasoning of another model back from this one. Default: of the same name.
+        """Return whether the provider accepts reasoning of another model back: of the same name, or of its family.
 
         Other replies are sent as texts and calls. The names are compared without the prefix of a router and without
         a date at the end.
         """
-        return _strip_date(model) == _strip_date(self.name)
+        family = self.profile.reads_family
+        return _strip_date(model) == _strip_date(self.name) or family == find_profile(model).reads_family != ""
 
     def _prepare_request(self, request: Request) -> Request:
         """Return the request without the native replies of models whose reasoning this one cannot read.

@@ -71,6 +71,22 @@ class ModelProfile(Value):
     combines_tools: bool = True
     """Whether a request may have the provider's own tools beside those of the agent or a schema. Default True."""
 
+    signs_calls: bool = False
+    """Whether the provider signs calls, and a history needs a mark in place of a signature that is missing. Default
+    False.
+    """
+
+    checks_messages: bool = False
+    """Whether servers check requests with mistral-common: ids of calls, and the order of messages. Default False."""
+
+    limits_thinking: bool = False
+    """Whether the maximum of an answer includes thinking, and is named `max_completion_tokens`. Default False."""
+
+    reads_family: str = ""
+    """Family of models whose thinking the provider accepts back from each other, because it leaves out what this one
+    cannot read itself. Empty: a model gets only its own thinking back.
+    """
+
     source: str = ""
     """Source of the row, with its date; empty for a model that is not in the table."""
 
@@ -126,6 +142,12 @@ _FROM_MINIMAL: Final = ("minimal", *_UP_TO_HIGH)
 # Google's table for its endpoint in OpenAI's form.
 _GEMINI_BUDGETS: Final = MappingProxyType({"minimal": 1_024, "low": 1_024, "medium": 8_192, "high": 24_576})
 
+_MISTRAL_NAMES: Final = (
+    *("*mistral*", "*mixtral*", "*ministral*"),
+    *("*codestral*", "*devstral*", "*magistral*", "*pixtral*"),
+)
+_MISTRAL: Final = MappingProxyType({"checks_messages": True, "source": "mistral-common 1.13.1; November 2026"})
+
 # Patterns of names without the prefix of a router, in lower case. Where sources of a window differ, the smaller counts.
 _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
     # Anthropic. Models newer than the table are taken for its newest.
@@ -134,6 +156,7 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
         "thinking": Thinking.ADAPTIVE,
         "efforts": _ALL,
         "binds_thinking": True,
+        "reads_family": "claude",
         "source": _ANTHROPIC,
     },
     "claude-[123]*": {"thinking": Thinking.NONE, "efforts": (), "binds_thinking": False},
@@ -160,9 +183,16 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
         "thinking": Thinking.LEVEL,
         "efforts": _FROM_MINIMAL,
         "can_be_silent": False,
+        "signs_calls": True,
         "source": _GOOGLE,
     },
-    "gemini-[12].*": {"thinking": Thinking.NONE, "efforts": (), "can_be_silent": True, "combines_tools": False},
+    "gemini-[12].*": {
+        "thinking": Thinking.NONE,
+        "efforts": (),
+        "can_be_silent": True,
+        "combines_tools": False,
+        "signs_calls": False,
+    },
     "gemini-2.5-*": {"thinking": Thinking.BUDGET, "efforts": _FROM_MINIMAL, "budgets": _GEMINI_BUDGETS},
     "gemini-2.5-pro*": {"can_be_silent": False},
     "gemini-*-image*": {"thinking": Thinking.NONE, "efforts": (), "can_be_silent": True},
@@ -180,7 +210,7 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt-4.1*": {"window_tokens": 1_000_000},
     "gpt-4.5*": {"window_tokens": 128_000},
     "gpt-4o*": {"window_tokens": 128_000},
-    "gpt-5*": {"window_tokens": 400_000, "source": _OPENAI},
+    "gpt-5*": {"window_tokens": 400_000, "limits_thinking": True, "source": _OPENAI},
     "gpt-5-chat*": {"thinking": Thinking.NONE, "window_tokens": 128_000},
     "gpt-5.3*": {"window_tokens": 128_000},
     "gpt-5.3-codex*": {"window_tokens": 400_000},
@@ -189,11 +219,13 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt-5.4-nano*": {"window_tokens": 400_000},
     "gpt-5.5*": {"window_tokens": 1_000_000},
     "gpt-5.6*": {"window_tokens": 1_050_000},
-    "gpt-6*": {"window_tokens": 1_050_000, "source": _OPENAI},
+    "gpt-6*": {"window_tokens": 1_050_000, "limits_thinking": True, "source": _OPENAI},
     "gpt-oss*": {"window_tokens": 131_072, "source": _LIST},
-    "o[134]*": {"window_tokens": 200_000, "has_sampling": False, "source": _OPENAI},
+    "o[134]*": {"window_tokens": 200_000, "has_sampling": False, "limits_thinking": True, "source": _OPENAI},
     "o1-mini*": {"window_tokens": 128_000},
     "o1-preview*": {"window_tokens": 128_000},
+    # Mistral, also at vLLM and Nvidia
+    **dict.fromkeys(_MISTRAL_NAMES, _MISTRAL),
     # Others, by the list of prices: the smallest window of a family that its own provider serves.
     "grok-*": {"window_tokens": 131_072, "source": _LIST},
     "grok-2*": {"window_tokens": 32_768},

@@ -23,13 +23,14 @@ from agentfsm.core.messages import (
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.chat_wire import build_encoding_cache, encode
 from agentfsm.models.openai.dialects import OPENAI, find_dialect, to_mistral_id
+from agentfsm.models.profiles import find_profile
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, call, say
 from tests.support.wire_rules import MISTRAL, MISTRAL_ID, check_mistral, openai_of
 
 ASK = UserMessage(parts=(TextPart(text="Look."),))
-GEMINI = find_dialect("generativelanguage.googleapis.com", "gemini-3-flash")
+GEMINI = find_dialect("generativelanguage.googleapis.com", find_profile("gemini-3-flash"))
 
 
 # From the first one with tools to the newest one of 2025.
@@ -146,9 +147,9 @@ def test_older_models_of_gemini_get_no_signature():
     """They require none, and their own are sent back."""
     history = [ASK, *turn(1)]
     for name in ("gemini-2.5-flash", "models/gemini-1.5-pro", "gemini-2.0-flash"):
-        dialect = find_dialect("generativelanguage.googleapis.com", name)
+        dialect = find_dialect("generativelanguage.googleapis.com", find_profile(name))
         assert openai_of(history, dialect=dialect) == openai_of(history)
-    assert find_dialect("generativelanguage.googleapis.com", "gemini-flash-latest") == GEMINI
+    assert find_dialect("generativelanguage.googleapis.com", find_profile("gemini-flash-latest")) == GEMINI
 
 
 def test_a_signature_of_its_own_is_all_that_gemini_gets():
@@ -195,12 +196,12 @@ def test_mistral_gets_the_fields_that_it_knows(host, fields):
 )
 def test_a_dialect_goes_by_host_and_model(host, model, maps_ids):
     """Mistral's models have their rules at other servers as well, which check requests with Mistral's package."""
-    dialect = find_dialect(host, model)
+    dialect = find_dialect(host, find_profile(model))
     assert next(dialect.adapt([{"role": "tool", "tool_call_id": "t1.0"}]))["tool_call_id"] == (
         "p3uKzt8kd" if maps_ids else "t1.0"
     )
     assert dialect.takes_reasoning == (host in {"gpu7", "localhost", "openrouter.ai"})
-    assert (find_dialect("api.openai.com", "gpt-4o") is OPENAI) is True
+    assert (find_dialect("api.openai.com", find_profile("gpt-4o")) is OPENAI) is True
 
 
 async def test_a_run_with_tools_goes_on_with_mistral():

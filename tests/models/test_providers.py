@@ -84,6 +84,7 @@ def test_an_address_that_azure_does_not_know_is_refused(url, message):
         ("gpt-4o", "https://name.services.ai.azure.com/openai/v1", "max_completion_tokens"),
         ("openai/gpt-5-mini", "https://gateway.example/v1", "max_completion_tokens"),
         ("o3", "https://gateway.example/v1", "max_completion_tokens"),
+        ("openai/gpt-6", "https://gateway.example/v1", "max_completion_tokens"),
         ("gpt-oss-20b", "https://gateway.example/v1", "max_tokens"),
         ("olmo", "https://gateway.example/v1", "max_tokens"),
     ],

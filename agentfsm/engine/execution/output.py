@@ -14,12 +14,12 @@ import attrs
 import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.core.json_text import normalise_arguments
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
 from agentfsm.ports.model import OutputForm, OutputMode, Reply, ToolDefinition
 from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.tools.run_context import RunContext
-from agentfsm.tools.schema.arguments import normalise_arguments
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
 from agentfsm.tools.schema.signature import CompiledType, compile_type
 from agentfsm.tools.schema.strict import build_strict_schema

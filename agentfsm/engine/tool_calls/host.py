@@ -22,7 +22,7 @@ from agentfsm.core.calls import (
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
-from agentfsm.core.json_text import round_duration, round_timestamp
+from agentfsm.core.json_text import normalise_arguments, round_duration, round_timestamp
 from agentfsm.core.labels import EFFECT_LABELS, Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
@@ -76,7 +76,7 @@ from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, faile
 from agentfsm.tools.queue.result_text import mask_secrets, too_many_rounds_text
 from agentfsm.tools.queue.scheduler import EventHook, Scheduler, ToolQueue
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
-from agentfsm.tools.schema.arguments import check_object, normalise_arguments, repair_object
+from agentfsm.tools.schema.arguments import check_object, repair_object
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 

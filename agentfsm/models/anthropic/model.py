@@ -224,10 +224,6 @@ class Anthropic(SDKModel):
         reply = await super()._ask(client, request, emit)
         return reply if reply.native is None else attrs.evolve(reply, native=attrs.evolve(reply.native, prefix=prefix))
 
-    def _can_read(self, model: str) -> bool:
-        # The API leaves out thinking of other models of its own that this one cannot read.
-        return super()._can_read(model) or all("claude" in name for name in (model, self.name))
-
     def _decode(self, data: bytes) -> Reply:
         return wire.decode(data, provider=self._provider_id)
 

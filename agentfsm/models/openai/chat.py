@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from agentfsm.core.errors import ModelError
 from agentfsm.models.openai import chat_wire
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports.model import Emit, OutputMode, Reply, Request
-
-
-# OpenAI's reasoning models, also as gateways name them: "openai/gpt-5-mini", "o3".
-_REASONING_MODEL: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5)(?![a-z])")
 
 
 class OpenAIChat(OpenAIModel):
@@ -47,7 +42,7 @@ class OpenAIChat(OpenAIModel):
 
     @cached_property
     def _dialect(self) -> Dialect:
-        return find_dialect(self.host, self.name)
+        return find_dialect(self.host, self.profile)
 
     def _list_output_modes(self) -> tuple[OutputMode, ...]:
         return self._dialect.output_modes or super()._list_output_modes()
@@ -81,8 +76,7 @@ class OpenAIChat(OpenAIModel):
             raise ModelError(f"{self.host} has no tools: leave out tools=[...], or use a model of another provider")
         # OpenAI's reasoning models refuse the older max_tokens, also behind a gateway; other servers know it, and some
         # (Mistral) refuse the newer name.
-        is_new = self.is_openai or _REASONING_MODEL.search(self.name)
-        limit_field = "max_completion_tokens" if is_new else "max_tokens"
+        limit_field = "max_completion_tokens" if self.is_openai or self.profile.limits_thinking else "max_tokens"
         return chat_wire.encode(
             request,
             model=self.name,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.json_text import normalise_arguments
 from agentfsm.core.messages import (
     CALL_ID_PATTERN,
     AssistantMessage,
@@ -140,9 +141,8 @@ def _parse_call(call: object) -> ToolCall:
         msg = f"a call of the type {read_field(call, 'type', str, '')!r}: agentfsm supports calls of functions only"
         raise WireFormatError(msg)
     call_id = read_field(call, "id", str, "")
-    arguments = replace_surrogates(read_arguments(function))
     name = read_field(function, "name", str, "")
-    arguments = "{}" if arguments.strip() in ("", "null") else arguments.strip()  # servers write null for none
+    arguments = normalise_arguments(replace_surrogates(read_arguments(function)))
     return ToolCall(id=call_id, name=name, arguments=arguments, provider_id=replace_surrogates(call_id))
 
 

@@ -1,4 +1,4 @@
-"""Differences of servers from OpenAI's chat completions, by host and by the model's name."""
+"""Differences of servers from OpenAI's chat completions, by host. Those of models are in their profiles."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.value import Value
+from agentfsm.models.profiles import ModelProfile
 from agentfsm.ports.model import OutputMode
 
 # Returns the messages as a server accepts them, from those that OpenAI accepts, without the instructions.
@@ -160,9 +161,6 @@ def _adapt_to_gemini(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, A
             yield message
 
 
-# Models that do not require signatures.
-_OLD_GEMINI: Final = re.compile(r"gemini-[12](?!\d)")
-
 _NEW_LIMIT: Final = MappingProxyType({"max_tokens": "max_completion_tokens"})
 # A typed answer by a tool would have to be forced.
 _UNFORCED: Final = Dialect(forces_tools=False, output_modes=(OutputMode.JSON, OutputMode.PROMPT))
@@ -193,24 +191,19 @@ _BY_HOST: Final[Mapping[str, Dialect]] = {
 # (vercel/ai#8056).
 _OWN_SERVER: Final = Dialect(takes_reasoning=True)
 
-# Mistral's models at other servers: vLLM and Nvidia check requests with mistral-common.
-_MISTRAL_MODEL: Final = re.compile(
-    r"(?:^|[/.:])(?:open-)?(?:mistral|mixtral|ministral|codestral|devstral|magistral|pixtral)", re.IGNORECASE
-)
 
-
-def find_dialect(host: str, model: str) -> Dialect:
+def find_dialect(host: str, profile: ModelProfile) -> Dialect:
     """Return the requirements of a server and a model.
 
     Args:
         host: Host of the server.
-        model: Name of the model at the server.
+        profile: Abilities of the model.
     """
     named = next((dialect for end, dialect in _BY_HOST.items() if f".{host}".endswith(f".{end}")), None)
     dialect = named or (_OWN_SERVER if _is_private(host) else OPENAI)
-    if dialect.adapt is iter and _MISTRAL_MODEL.search(model):
+    if dialect.adapt is iter and profile.checks_messages:
         return attrs.evolve(dialect, adapt=_adapt_to_mistral, sees_neighbours=True)
-    if dialect.adapt is _adapt_to_gemini and _OLD_GEMINI.search(model):
+    if dialect.adapt is _adapt_to_gemini and not profile.signs_calls:
         return OPENAI
     return dialect
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jiter
 
 from agentfsm.core.errors import ArgumentsError
+from agentfsm.core.json_text import JSON_BLANKS, normalise_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from agentfsm.core.messages import JSON
 
-# White space of JSON, and the byte order mark that some programs put in front.
-_WHITESPACE = " \t\r\n\ufeff"
 # The escape sequence; after an odd number of backslashes it is six harmless characters.
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # Maximum of characters to repair: a longer text takes a few milliseconds more, and is rarely repairable.
@@ -79,13 +78,7 @@ def normalise_text(text: str) -> str:
     Returns:
         The text to check, journal, bind and send back.
     """
-    return text.strip(_WHITESPACE) or "{}"
-
-
-def normalise_arguments(text: str) -> str:
-    """Return the arguments of a call after `normalise_text`; `null`, which local servers send for none, is `{}`."""
-    text = text.strip(_WHITESPACE)
-    return "{}" if text in ("", "null") else text
+    return text.strip(JSON_BLANKS) or "{}"
 
 
 def require_object(text: str) -> str:
@@ -143,13 +136,13 @@ def repair_object(text: str) -> str | None:
     Returns:
         One strict JSON object, or None.
     """
-    before, bracket, rest = text.strip(_WHITESPACE).partition("{")
+    before, bracket, rest = text.strip(JSON_BLANKS).partition("{")
     if len(text) > _MAX_REPAIR_CHARS or not bracket or not _PREFIX.fullmatch(before):
         return None
     if whole := _extract_leading_object(bracket + rest):
         return whole
-    broken = bracket + rest.rstrip(f"{_WHITESPACE},;`")
-    mended = _TRAILING_COMMA.sub(lambda found: found[1] or "", _TOKEN.sub(_rewrite_token, broken)).strip(_WHITESPACE)
+    broken = bracket + rest.rstrip(f"{JSON_BLANKS},;`")
+    mended = _TRAILING_COMMA.sub(lambda found: found[1] or "", _TOKEN.sub(_rewrite_token, broken)).strip(JSON_BLANKS)
     return mended if check_object(mended) is None else None
 
 
