@@ -143,6 +143,11 @@ class Request(Value):
     tools: Sequence[ToolDefinition] = ()
     """Definitions of the tools that the model may call. Default none."""
 
+    withheld_tools: Sequence[ToolDefinition] = ()
+    """Tools that earlier requests offered, if this one, for a last answer, offers none. Default none. A provider whose
+    cache and thinking depend on the tools may be sent these, if it can be told that none may be called.
+    """
+
     hosted_tools: Sequence[HostedTool] = ()
     """Tools of the provider's own that the model may use. Default none."""
 

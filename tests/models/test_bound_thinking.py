@@ -170,6 +170,20 @@ async def test_thinking_outlives_reminders(reminder: Any) -> None:
     assert kept == [0, 1, 2, 3, 4]
 
 
+async def test_thinking_outlives_the_request_for_a_last_answer() -> None:
+    """The tools stay defined, and may not be called."""
+    server = Binding(see(1), see(2), "Enough.")
+    with LocalServer(server) as local:
+        model = Anthropic(BOUND, base_url=local.base_url)
+        async with Agent(model, tools=[look], limits=Limits(turns=3), last_answer=True) as agent:
+            run = await agent.run("Look.")
+    assert run.partial == "Enough."
+    assert server.shown == [0, 1, 2]
+    bodies = [each.body for each in local.requests]
+    assert [body["tools"] for body in bodies] == [bodies[0]["tools"]] * 3
+    assert [body.get("tool_choice") for body in bodies] == [None, None, {"type": "none"}]
+
+
 async def test_thinking_outlives_recalled_items(tmp_path: Path) -> None:
     """They are in the history, behind the input that they were found for."""
     memory = Memory(tmp_path / "memory.db")

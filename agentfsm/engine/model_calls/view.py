@@ -102,6 +102,9 @@ class View:
     tools: Sequence[ToolDefinition]
     """Definitions of the offered tools."""
 
+    withheld: Sequence[ToolDefinition]
+    """Definitions of the tools that a request for a last answer does not offer any more."""
+
     settings: Settings
     """Settings of the next turn."""
 
@@ -113,8 +116,10 @@ class View:
 
     def measure_overhead(self) -> int:
         """Return the tokens of all but the messages, in the unit of the ledger's counter."""
-        fixed = self.fixed.tools_tokens + self.fixed.instructions_tokens
-        return fixed + self.execution.ledger.counter.count(self.note) + MESSAGE_TOKENS if self.note else fixed
+        counter, tokens = self.execution.ledger.counter, self.fixed.tools_tokens + self.fixed.instructions_tokens
+        if self.withheld:
+            tokens += measure_fixed_parts(self.execution.config, counter, self.withheld).tools_tokens
+        return tokens + counter.count(self.note) + MESSAGE_TOKENS if self.note else tokens
 
     @property
     def digest(self) -> str:
@@ -177,6 +182,7 @@ class View:
             messages=(*messages, SystemMessage(text=self.note)) if has_note else messages,
             passing=1 if has_note else 0,
             tools=self.tools,
+            withheld_tools=self.withheld,
             hosted_tools=() if run.limit_reached is not None else hosted,
             settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
             output=None if answers is None else answers.output_form,
@@ -194,15 +200,20 @@ def measure_room(execution: Execution, settings: Settings) -> int:
     return execution.config.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - taken
 
 
-def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
-    """Return the definitions of the tools offered to the model, in the order of registration."""
+def list_offered_tools(execution: Execution, *, before_limit: bool = False) -> Sequence[ToolDefinition]:
+    """Return the definitions of the tools offered to the model, in the order of registration.
+
+    Args:
+        execution: The execution.
+        before_limit: Whether to return those of the turns before a last answer, which is offered none.
+    """
     engine, run = execution.config, execution.journal.run
     answer = (
         ()
         if engine.output_spec is None or engine.output_spec.tool_definition is None
         else (engine.output_spec.tool_definition,)
     )
-    if run.limit_reached is not None:
+    if run.limit_reached is not None and not before_limit:
         return answer
     if run.plan is not None and not run.plan.is_stale and engine.planner is not None and engine.planner.frozen:
         return answer
@@ -238,7 +249,8 @@ def build_view(execution: Execution) -> View:
     config, run, tools = execution.config, execution.journal.run, list_offered_tools(execution)
     fixed = measure_fixed_parts(config, execution.ledger.counter, tools)
     note = run.closing_note if run.cutoff else run.reminder  # without a compaction, nothing is hidden
-    return View(execution, run, tools, config.resolve_settings(run), note, fixed)
+    withheld = list_offered_tools(execution, before_limit=True) if run.limit_reached is not None and not tools else ()
+    return View(execution, run, tools, withheld, config.resolve_settings(run), note, fixed)
 
 
 _SOURCES: Final = {MessageOrigin.MEMORY: ViewSource.MEMORY, MessageOrigin.PLAN: ViewSource.PLAN}

@@ -223,7 +223,7 @@ def _output_config(request: Request) -> dict[str, Any]:
 def _tool_choice(request: Request) -> dict[str, Any] | None:
     choice, single = request.settings.tool_choice, request.settings.parallel_tool_calls is False
     if not (request.tools or request.hosted_tools):
-        return {"type": "none"} if _define_called_tools(request) else None
+        return {"type": "none"} if request.withheld_tools or _define_called_tools(request) else None
     if choice is None and not single:
         return None
     kind = {None: "auto", "auto": "auto", "none": "none", "required": "any"}.get(choice)
@@ -254,11 +254,9 @@ def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bo
     """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
     has_instructions = bool(request.instructions.strip())
-    tools = (
-        encoding_cache.tools.encode(request.tools)
-        if request.tools
-        else _join_json(_wire_tools(_define_called_tools(request)))
-    )
+    # What is withheld is defined all the same, and `tool_choice` says that it may not be called: so the prefix stays.
+    offered = request.tools or request.withheld_tools
+    tools = encoding_cache.tools.encode(offered) if offered else _join_json(_wire_tools(_define_called_tools(request)))
     if hosted := _join_json(encode_hosted_tools(request)):
         tools = b",".join(filter(None, (tools, hosted)))
     if tools:
