@@ -103,6 +103,13 @@ def test_what_says_nothing_is_left_out():
     assert from_openai([*blank, half]) == (UserMessage(parts=(TextPart(text="Go."),)),)
 
 
+@pytest.mark.parametrize("said", ["", "null", " null\n", "\ufeffnull", "\ufeff {} "])
+def test_a_call_without_arguments_has_none(said):
+    """However the server wrote that; as in replies."""
+    (_, reply, _) = from_openai([ASK, asking(("a", "look", said)), result("a")])
+    assert reply.calls[0].arguments == "{}"
+
+
 def test_messages_of_the_openai_package_are_read():
     """A program that calls the package keeps its replies among its dicts."""
     reply = ChatCompletionMessage.model_validate(asking(("a", "f", "{}")))
