@@ -14,7 +14,7 @@ from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
 
 NOTE_TOOL: Final = "note"
-# Beginning of the text of what a compaction hides.
+# Beginning of the text of hidden notes and steps.
 WORK_START: Final = "[Working memory]"
 # Notes of a run: the oldest are dropped.
 MAX_NOTES: Final = 50

@@ -213,13 +213,13 @@ class RunFields(Value):
         shown = self.shown
         marks = FENCE_NOTE if self.has_fenced and FENCE_MESSAGE not in shown else ""
         work = "\n\n".join(filter(None, (marks, describe_hidden_work(self.notes, self.plan, self.messages, shown))))
-        # What stays where it was is repeated only after a change.
+        # A note that stays where it was is repeated only after a change.
         before = next((note.text for note in [*self.kept_notes.values()][::-1] if WORK_START in note.text), "")
         return "" if work in before else work
 
     @property
     def closing_note(self) -> str:
-        """Text at the end of the next request: what a compaction hides, and the reminder."""
+        """Text at the end of the next request: hidden notes and steps, and the reminder."""
         return "\n\n".join(filter(None, (self.hidden_work, self.reminder)))
 
     def open_call(self, call_id: str) -> OpenCall:

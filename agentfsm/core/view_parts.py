@@ -58,7 +58,7 @@ class ViewPart(Value):
 
     prefix: str = ""
     """Digest of the request from its beginning to the end of this part: 8 hexadecimal digits. If two requests have the
-    same digest, the second may reuse what the first left in the provider's cache, and thinking that is bound to it.
+    same digest, the second may reuse the first one's entry in the provider's cache, and thinking that is bound to it.
     """
 
 

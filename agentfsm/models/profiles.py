@@ -83,8 +83,8 @@ class ModelProfile(Value):
     """Whether the maximum of an answer includes thinking, and is named `max_completion_tokens`. Default False."""
 
     reads_family: str = ""
-    """Family of models whose thinking the provider accepts back from each other, because it leaves out what this one
-    cannot read itself. Empty: a model gets only its own thinking back.
+    """Family of models whose thinking the provider accepts back from each other, because it leaves out thinking
+    that this one cannot read. Empty: a model gets only its own thinking back.
     """
 
     source: str = ""

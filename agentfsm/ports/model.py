@@ -144,8 +144,8 @@ class Request(Value):
     """Definitions of the tools that the model may call. Default none."""
 
     withheld_tools: Sequence[ToolDefinition] = ()
-    """Tools that earlier requests offered, if this one, for a last answer, offers none. Default none. A provider whose
-    cache and thinking depend on the tools may be sent these, if it can be told that none may be called.
+    """Tools that earlier requests offered, if this one, for a last answer, offers none. Default none. An
+    adapter may define these for a provider whose cache and thinking depend on the tools, if it can forbid their calls.
     """
 
     hosted_tools: Sequence[HostedTool] = ()

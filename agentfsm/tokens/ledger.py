@@ -162,7 +162,7 @@ _READ_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
 
 
 def read_text(message: Message) -> str:
-    """Return what a model reads of a message, as one text that enters hashes."""
+    """Return the parts of a message that a model reads, as one text that enters hashes."""
     return _READ_TEXTS[type(message)](message)
 
 

@@ -1,7 +1,7 @@
 """The view of a run: all that its next request shows the model, part by part.
 
 The request, its hashes and its tokens are read from the view, and so are the room in the window and the shares of its
-layers. The parts stand in the order in which providers read them: what changes from turn to turn is at the end.
+layers. The parts stand in the order in which providers read them; those that change from turn to turn are at the end.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bo
     """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
     has_instructions = bool(request.instructions.strip())
-    # What is withheld is defined all the same, and `tool_choice` says that it may not be called: so the prefix stays.
+    # Withheld tools are defined all the same, and `tool_choice` forbids their calls: so the prefix stays.
     offered = request.tools or request.withheld_tools
     tools = encoding_cache.tools.encode(offered) if offered else _join_json(_wire_tools(_define_called_tools(request)))
     if hosted := _join_json(encode_hosted_tools(request)):
