@@ -6,6 +6,19 @@ with require_extra("agentfsm.serve", "serve", "starlette", "uvicorn"):
     from agentfsm.serve.access import APIKeys, Caller
     from agentfsm.serve.app import GatewayApp, serve
     from agentfsm.serve.dialects.webhooks import IncomingWebhook, OutgoingWebhook, webhooks
+    from agentfsm.serve.errors import ErrorAnswer, add_error_handlers, explain_error
     from agentfsm.serve.rate_limits import RateLimits
 
-__all__ = ["APIKeys", "Caller", "GatewayApp", "IncomingWebhook", "OutgoingWebhook", "RateLimits", "serve", "webhooks"]
+__all__ = [
+    "APIKeys",
+    "Caller",
+    "ErrorAnswer",
+    "GatewayApp",
+    "IncomingWebhook",
+    "OutgoingWebhook",
+    "RateLimits",
+    "add_error_handlers",
+    "explain_error",
+    "serve",
+    "webhooks",
+]

@@ -30,7 +30,8 @@ from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.dialects.chat_completions import OPENAI
 from agentfsm.serve.dialects.mcp_sessions import ALLOWED_HEADERS, MCP, SESSION_HEADER
-from agentfsm.serve.endpoints import SERVER_FAILED, RouteGroup, answer_http_error, answer_refusal
+from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
+from agentfsm.serve.errors import SERVER_FAILED
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits

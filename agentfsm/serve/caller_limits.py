@@ -12,9 +12,10 @@ from urllib.parse import quote
 import anyio
 import attrs
 
-from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.errors import LeaseLostError, MisuseError, StoreError
 from agentfsm.ports.store import Filter, Store
 from agentfsm.ports.stored import QuotaUse
+from agentfsm.serve.errors import QUEUE_RETRY_S, LimitExceededError, OverloadedError
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
 from agentfsm.serve.start_places import PlaceLimit, StartPlaces
 
@@ -31,35 +32,10 @@ MAX_QUEUE: Final = 1_000
 QUEUE_CHECK_S: Final = 1.0
 # Requests of a user that a process answers at once, unless there is a limit: a quarter of its connections.
 MAX_OPEN_REQUESTS: Final = 128
-# Seconds after which a client should try again that met a full queue, or has too many runs.
-QUEUE_RETRY_S: Final = 10.0
 # Name of the follower that counts the tokens of runs.
 TOKEN_FOLLOWER: Final = "agentfsm.serve.tokens"  # noqa: S105  a name
 # Seconds after which the follower is tried again that met an error.
 FOLLOWER_RETRY_S: Final = 5.0
-
-
-class LimitExceededError(AgentError):
-    """The caller has sent too many requests, has too many open ones, used too many tokens, or has too many runs.
-
-    Attributes:
-        retry_after_s: Seconds after which to try again.
-    """
-
-    status = 429
-    code = "limit_exceeded"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class OverloadedError(AgentError):
-    """Too many runs wait for a worker."""
-
-    status = 503
-    code = "overloaded"
-    retry_after_s = QUEUE_RETRY_S
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,21 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from agentfsm.core.errors import (
-    AgentError,
-    ClosedError,
-    ConflictError,
-    FourEyesError,
-    MisuseError,
-    RunNotFoundError,
-    StoreError,
-    first_error,
-)
+from agentfsm.core.errors import AgentError, first_error
 from agentfsm.core.value import Value
 from agentfsm.serve.bodies import RequestBody
-from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
+from agentfsm.serve.errors import STORE_RETRY_S, explain_error
 from agentfsm.serve.event_stream import END_TIMEOUT_S, Ending, RunEventStream
-from agentfsm.serve.gateway import ForbiddenError, Gateway
+from agentfsm.serve.gateway import Gateway
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -43,8 +33,6 @@ _log = logging.getLogger("agentfsm.serve")
 
 # Maximum size of a request's body in bytes.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-# Seconds after which a client should repeat a request that met a store that was down.
-RETRY_AFTER_S: Final = 2
 # Seconds between two checks of the credential of a request that is still being answered, such as an event stream.
 RECHECK_S: Final = 5.0
 # Seconds that such a check may take; the request ends with it. So a key that was removed is refused after 9 s at most.
@@ -133,7 +121,7 @@ class EndpointHandler:
         except AgentError as error:  # such as keys that cannot be read; the text may name files
             _log.warning("a request could not be authenticated: %s", error)
             text = "credentials cannot be checked: try again"
-            refusal = self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
+            refusal = self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(STORE_RETRY_S)})
             return await self._send(refusal, scope, receive, send)
         if caller is None:
             return await self._send(self._refuse_credential(), scope, receive, send)
@@ -194,7 +182,8 @@ class EndpointHandler:
         except HTTPException as error:
             return answer_http_error(error, self.endpoint.refuse)
         except AgentError as error:
-            return _answer_error(error, self.endpoint.refuse)
+            refusal = explain_error(error)
+            return self.endpoint.refuse(refusal.status, refusal.code, refusal.message, refusal.headers)
 
     async def _authenticate(self, request: Request) -> Caller | None:
         caller = self.auth(request)
@@ -262,41 +251,6 @@ def _describe_flaw(kind: type[RequestBody], flaw: ErrorDetails) -> str:
     field = kind.model_fields.get(place) if flaw["type"] == "missing" else None
     about = f" ({field.description})" if field is not None and field.description else ""
     return f"{place or 'body'}: {flaw['msg']}{about}"
-
-
-# Text for a client whose request failed for a reason that is not the client's.
-SERVER_FAILED: Final = "the server failed; its log has the details"
-# Status and code of each kind of error, the most specific first.
-_STATUSES: Final = (
-    (RunNotFoundError, 404, "not_found"),
-    (ForbiddenError, 403, "forbidden"),
-    (FourEyesError, 403, "forbidden"),
-    (ConflictError, 409, "conflict"),
-    (ClosedError, 503, "unavailable"),
-    (StoreError, 503, "unavailable"),
-    (MisuseError, 400, "invalid"),
-)
-
-
-def explain_error(error: AgentError) -> tuple[int, str, str]:
-    """Return the status, the code and the text for a client. An error that is not the client's fault is logged."""
-    if isinstance(error, LimitExceededError | OverloadedError):
-        return error.status, error.code, str(error)
-    for kind, status, code in _STATUSES:
-        if isinstance(error, kind):
-            if status == 503:  # noqa: PLR2004  the text may name hosts
-                _log.warning("a request failed: %s", error)
-                return status, code, "the store does not answer: try again"
-            return status, code, str(error)
-    _log.error("a request failed", exc_info=error)
-    return 500, "error", SERVER_FAILED
-
-
-def _answer_error(error: AgentError, refuse: Callable[[int, str, str, Any], Response]) -> Response:
-    status, code, text = explain_error(error)
-    if isinstance(error, LimitExceededError | OverloadedError):
-        return refuse(status, code, text, {"retry-after": str(max(1, ceil(error.retry_after_s)))})
-    return refuse(status, code, text, {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None)  # noqa: PLR2004
 
 
 def answer_http_error(

@@ -29,6 +29,7 @@ from agentfsm.engine.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
+from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.metrics import RequestCounts, RunCounts
 from agentfsm.worker import Worker
@@ -50,10 +51,6 @@ _log = logging.getLogger("agentfsm.serve")
 
 # Seconds after which a store that does not answer counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
-
-
-class ForbiddenError(AgentError):
-    """The caller may see the run, but not do this with it."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

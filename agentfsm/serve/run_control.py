@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm._admission import admit, admit_answer
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.serve.gateway import ForbiddenError
+from agentfsm.serve.errors import ForbiddenError
 
 if TYPE_CHECKING:
     from agentfsm.core.inbox import Priority

@@ -16,9 +16,9 @@ from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
-from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.rate_limits import NO_LIMITS
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text

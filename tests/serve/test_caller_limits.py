@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentfsm import Agent, MisuseError, Spend, tool
 from agentfsm.ports import Store, SystemClock
 from agentfsm.serve import Caller, RateLimits, metrics, serve
-from agentfsm.serve.caller_limits import QUEUE_RETRY_S, LimitExceededError, OverloadedError
+from agentfsm.serve.errors import QUEUE_RETRY_S, LimitExceededError, OverloadedError
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.serve.start_places import START_S
 from agentfsm.stores import MemoryStore, SQLiteStore

@@ -20,8 +20,8 @@ from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
 from agentfsm.serve.dialects.conversations import knows_message, say
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import Versions, parse_position
-from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.queries import read_traceparent
 from agentfsm.serve.run_control import answer_call, reject_call, send_text
 

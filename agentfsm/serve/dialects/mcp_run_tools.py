@@ -17,7 +17,7 @@ from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.run_status import RunStatus, list_statuses, read_status
 from agentfsm.serve.access import Caller
-from agentfsm.serve.endpoints import SERVER_FAILED, explain_error
+from agentfsm.serve.errors import SERVER_FAILED, explain_error
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, find_page
 from agentfsm.tools.registry import ToolRegistry
@@ -99,7 +99,7 @@ def _explain_errors(function: Callable[P, Awaitable[Any]]) -> Callable[P, Awaita
         try:
             return await function(*args, **kwargs)
         except AgentError as error:
-            text = explain_error(error)[2]
+            text = explain_error(error).message
         except Exception:  # noqa: BLE001  the client must not be shown what a store or a callback says
             _log.exception("a call of an MCP client failed")
             text = SERVER_FAILED
