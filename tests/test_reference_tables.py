@@ -2,12 +2,14 @@
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 
 import attrs
 
-from agentfsm import Limits, StopReason
+from agentfsm import Agent, Limits, StopReason
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.commands import decide
 from agentfsm.cli.parser import build_parser
 from agentfsm.core import errors, run
 from agentfsm.tools.tool import _OPTION_RULES, Tool, ToolOptions
@@ -62,6 +64,23 @@ def test_the_commands():
     rows = [line.split("|")[2] for line in COMMAND_LINE.splitlines() if line.startswith("| ")]
     named = {word for row in rows for word in re.findall(r"`([a-z]+)[ `]", row)}
     assert named == set(commands(build_parser()))
+
+
+def test_the_commands_that_continue_a_run():
+    """docs/choosing.md names each command and method that lets a run go on, as the command line takes it."""
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("<!-- commands -->\n")
+    table = table.partition("<!-- /commands -->")[0]
+    lines = re.findall(r"`agentfsm ((?:\w+) [^`]+)`", table)
+    for line in lines:
+        build_parser().parse_args(shlex.split(line.replace("VERSION", "3")))
+    acts = {name: parser.get_default("act") for name, parser in commands(build_parser()).items()}
+    deciding = {name for name, act in acts.items() if act is not None and act.__module__ == decide.__name__}
+    deciding -= {"allowances", "cancel", "feedback", "pause"}  # these let no run go on
+    assert {line.split()[0] for line in lines} == deciding | {"fork", "resume", "run", "worker"}
+    methods = set(re.findall(r"`agent\.(\w+)`", table))
+    assert all(callable(getattr(Agent, name)) for name in methods)
+    assert methods >= {"approve", "reject", "answer", "settle", "send", "resume", "worker", "finish", "fork"}
 
 
 def test_each_field_of_a_tool_is_an_option_with_a_rule():
