@@ -298,7 +298,7 @@ class Agent(Generic[A_co]):
     variant.
 
     Args:
-        model: A `Model`, or a string such as "openai:gpt-4o".
+        model: A `Model`, or a string such as "openai:gpt-5.4-mini".
         tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
             such as `WebSearch()`; or a registry, which is then shared.
         instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that
@@ -341,7 +341,7 @@ class Agent(Generic[A_co]):
     """
 
     model: Model = attrs.field(kw_only=False, converter=resolve_model)
-    """A `Model`, or a string such as "openai:gpt-4o"."""
+    """A `Model`, or a string such as "openai:gpt-5.4-mini"."""
 
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
     """Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes, such as

@@ -61,7 +61,7 @@ def _trust_nothing(_run: Run[Any]) -> bool:
 
 @attrs.define(eq=False, repr=False)
 class Learner:
-    """Writes the lessons of ended runs into a memory: `await Learner(memory, "openai:gpt-4o-mini", store).run()`.
+    """Writes the lessons of ended runs into a memory: `await Learner(memory, "openai:gpt-5.4-mini", store).run()`.
 
     It follows the journals of a store. For each run of a user that has ended it starts one run with the id
     `<run>.episode`, in which a cheap model reads the record and writes down approach, lessons and facts. That run is

@@ -105,7 +105,7 @@ def notify(ctx: RunContext[Operations], repaired: list[str | None], repairs: lis
 
 def build_flow(store: Store) -> Flow:
     """Return the flow."""
-    model = "openai:gpt-4o" if os.environ.get("OPENAI_API_KEY") else FunctionModel(look)
+    model = "openai:gpt-5.4-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(look)
     agent = Agent(model, name="diagnose", tools=[read_releases], instructions="Find the cause of an alert.")
     cause = agent_step(
         agent,

@@ -74,7 +74,7 @@ def scripted(request: Request) -> Reply:
 
 def choose_model() -> Model | str:
     """Return a real model if there is a key."""
-    return "openai:gpt-4o-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(scripted)
+    return "openai:gpt-5.4-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(scripted)
 
 
 def build_agent(name: str, memory: Memory, store: SQLiteStore, **options: Any) -> Agent:

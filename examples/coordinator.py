@@ -1,7 +1,7 @@
 """A coordinator and six specialist agents: the plan of parallel calls, the live events, and the cost of each agent.
 
 The coordinator advises on moving to Hong Kong. Each model is a script, so no API key or network is needed, and the time
-scale is 1 to 20. For real models, give each `Agent` a string such as "openai:gpt-4o" instead of its script.
+scale is 1 to 20. For real models, give each `Agent` a string such as "openai:gpt-5.4-mini" instead of its script.
 """
 
 from __future__ import annotations

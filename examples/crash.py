@@ -1,7 +1,7 @@
 """A payment agent is killed during its calls, and two other processes finish its run.
 
 The processes and the kill -9 are real, and files stand for the bank and the post office. The model is a script, so no
-API key is needed. For a real model, give `Agent` the string "openai:gpt-4o" instead.
+API key is needed. For a real model, give `Agent` the string "openai:gpt-5.4-mini" instead.
 """
 
 from __future__ import annotations

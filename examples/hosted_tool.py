@@ -71,7 +71,7 @@ async def main() -> Run:
 
         key = os.environ.get("OPENAI_API_KEY")
         with nullcontext() if key else LocalServer(play) as server:
-            model = OpenAIResponses("gpt-5", api_key=key or "none", base_url=server.base_url if server else None)
+            model = OpenAIResponses("gpt-6-luna", api_key=key or "none", base_url=server.base_url if server else None)
             store, settings = SQLiteStore(Path(folder, "runs.db")), Settings(stream=False)
             async with Agent(model, tools=[WebSearch(), save_note], store=store, settings=settings) as agent:
                 run = await agent.run(TASK)

@@ -65,7 +65,7 @@ def scripted(request: Request) -> Reply:
 
 def build_agent(path: Path) -> Agent:
     """Return the agent; each process that works on the run has one."""
-    model: Model | str = "openai:gpt-4o" if os.environ.get("OPENAI_API_KEY") else FunctionModel(scripted)
+    model: Model | str = "openai:gpt-5.4-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(scripted)
     return Agent(model, tools=[weather, book], planner=Planner(review=True), store=SQLiteStore(path))
 
 

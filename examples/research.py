@@ -79,7 +79,7 @@ def agent() -> Agent:
     path = Path(os.environ.get("AGENTFSM_STORE", ".agentfsm/runs.db"))  # the default of the command line too
     path.parent.mkdir(parents=True, exist_ok=True)
     return Agent(
-        "openai:gpt-4o" if is_real else Script(),
+        "openai:gpt-5.4-mini" if is_real else Script(),
         tools=[web_search, read_url, write_file, ask_user],
         instructions=INSTRUCTIONS,
         name="researcher",

@@ -82,7 +82,7 @@ def load(ctx: RunContext[Database], review: Review) -> None:
 
 def build_flow(store: Store) -> Flow:
     """Return the flow."""
-    model = "openai:gpt-4o-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(judge)
+    model = "openai:gpt-5.4-mini" if os.environ.get("OPENAI_API_KEY") else FunctionModel(judge)
     mood = agent_step(
         Agent(model, name="reader", instructions="You judge reviews of products. Answer with one word."),
         lambda review: f"Is this review {', '.join(MOODS)}?\n{review['comment']}",

@@ -1,7 +1,7 @@
 """Five tools with strict bounds: weather, a database, a calculator, files and e-mail.
 
 The model is a script, which also makes forbidden calls, so no API key is needed. For a real model, give `Agent` the
-string "openai:gpt-4o" instead.
+string "openai:gpt-5.4-mini" instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An agent with two MCP servers: it reads from one without approval, and writes with the other after approval.
 
 This file is the agent and both servers, each in its own process. The model is a script, so no API key is needed. For a
-real model, give `Agent` the string "openai:gpt-4o" instead.
+real model, give `Agent` the string "openai:gpt-5.4-mini" instead.
 """
 
 from __future__ import annotations

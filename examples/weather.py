@@ -1,6 +1,6 @@
 """A weather tool, and the states of a run that calls it.
 
-The model is a script, so no API key is needed. For a real model, give `Agent` the string "openai:gpt-4o" instead.
+The model is a script, so no API key is needed. For a real model, give `Agent` the string "openai:gpt-5.4-mini" instead.
 """
 
 from __future__ import annotations

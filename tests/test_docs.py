@@ -101,8 +101,9 @@ def _hello(_body: dict[str, object]) -> Line:
 
 
 BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid, "shop": _shop, "hello": _hello}
-# Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
-UNTYPED = {"mcp.md-3"}
+# The first asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the
+# example. The others use Django and Celery, which have no types.
+UNTYPED = {"mcp.md-3", "frameworks.md-2", "frameworks.md-3", "frameworks.md-4"}
 
 
 def blocks() -> list[Block]:

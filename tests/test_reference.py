@@ -62,7 +62,7 @@ def test_every_shown_field_and_method_has_a_docstring(reference):
 def test_the_page_of_a_class_shows_fields_and_methods(reference):
     """With type, default and docstring; without `self`."""
     page = reference.link("\n".join(reference.render("Agent", reference.load()["agentfsm"]["Agent"])), "Agent")
-    assert '- `model: Model`: A [`Model`](agentfsm.ports.md#Model), or a string such as "openai:gpt-4o".' in page
+    assert '- `model: Model`: A [`Model`](agentfsm.ports.md#Model), or a string such as "openai:gpt-5.4-mini".' in page
     assert "- `limits: Limits = Limits()`: Limits of each run." in page
     assert "### `Agent.resume` {#Agent.resume}\n```python\nasync def resume(run_id: str, *, deps: Any = None," in page
     assert "Raises:\n\n- [`RunNotFoundError`](errors.md#RunNotFoundError): when" in page

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import attrs
 
-from agentfsm import Agent, Limits, StopReason
+from agentfsm import Agent, Limits, StopReason, Usage
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands import decide
 from agentfsm.cli.parser import build_parser
 from agentfsm.core import errors, run
+from agentfsm.models.prices import find_list_cost_usd
 from agentfsm.tools.tool import _OPTION_RULES, Tool, ToolOptions
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +65,20 @@ def test_the_commands():
     rows = [line.split("|")[2] for line in COMMAND_LINE.splitlines() if line.startswith("| ")]
     named = {word for row in rows for word in re.findall(r"`([a-z]+)[ `]", row)}
     assert named == set(commands(build_parser()))
+
+
+def test_the_models_that_are_named():
+    """README, docs, examples and the project of `init` name models that the price list of their vendor knows."""
+    folders = ("docs/**/*.md", "docs/*.ipynb", "examples/**/*.*", "agentfsm/cli/project_template/**/*.txt")
+    pages = [ROOT / "README.md", ROOT / "agentfsm/SKILL.md", ROOT / "agentfsm/cli/demo/demo_agent.py"]
+    pages += [path for pattern in folders for path in ROOT.glob(pattern) if path.suffix != ".pyc"]
+    named = set(
+        re.findall(r"\b(?:gpt-\d|claude-[a-z]+-\d|gemini-\d)(?:[\w.-]*\w)?", "\n".join(map(Path.read_text, pages)))
+    )
+    vendors = {"gpt": "api.openai.com", "claude": "api.anthropic.com", "gemini": "generativelanguage.googleapis.com"}
+    hosts = {name: f"https://{vendors[name.partition('-')[0]]}/v1" for name in named}
+    assert len(named) >= 5
+    assert [each for each in hosts if find_list_cost_usd(each, hosts[each], Usage(input_tokens=1)) is None] == []
 
 
 def test_the_commands_that_continue_a_run():

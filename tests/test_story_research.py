@@ -126,7 +126,7 @@ def test_with_a_key_it_says_what_it_needs(research, monkeypatch):
         with pytest.raises(MisuseError, match="SEARCH_URL is not set"):
             research.agent()
     monkeypatch.setenv("SEARCH_URL", "http://localhost:8888/search")
-    assert research.agent().model.name == "gpt-4o"
+    assert research.agent().model.name == "gpt-5.4-mini"
 
 
 # The question.

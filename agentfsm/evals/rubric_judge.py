@@ -84,7 +84,7 @@ class RubricJudge(Value):
     """
 
     model: Model = attrs.field(kw_only=False, converter=resolve_model)
-    """Model of the judge, or its name, such as "anthropic:claude-sonnet-4-5". It is as strong as the agent's or
+    """Model of the judge, or its name, such as "anthropic:claude-sonnet-5-5". It is as strong as the agent's or
     stronger.
     """
 

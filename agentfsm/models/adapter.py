@@ -54,7 +54,7 @@ _DATE: Final = re.compile(r"-(20\d\d-\d\d-\d\d|20\d{6}|latest|preview(-\d\d-\d\d
 
 # Characters of the shortest word of a key or a header that is masked in a server's message.
 _MIN_SECRET_CHARS: Final = 8
-MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
+MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-5.4-mini'")
 
 _PROFILE: Final = require_type(ModelProfile, wanted="a ModelProfile, such as find_profile('gpt-5')").or_none()
 

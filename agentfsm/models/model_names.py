@@ -1,4 +1,4 @@
-"""Create models from names such as "openai:gpt-4o": the prefix names a provider or an adapter of a package."""
+"""Create models from names such as "openai:gpt-5.4-mini": the prefix names a provider or an adapter of a package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentfsm.ports.model import Model, ensure_model
 
 
 def resolve(model: str) -> Model:
-    """Create the model for a name such as "openai:gpt-4o".
+    """Create the model for a name such as "openai:gpt-5.4-mini".
 
     Args:
         model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
@@ -29,7 +29,7 @@ def resolve(model: str) -> Model:
         known = ", ".join(f"'{each}:'" for each in sorted({*find_plugins(MODELS), *PROVIDERS}))
         msg = (
             f"{model!r} does not name a model: give the provider, a colon and the model's name, such as "
-            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's API, give "
+            f"'openai:gpt-5.4-mini'. Known providers: {known}. For another server that speaks OpenAI's API, give "
             "OpenAIChat('its-model', base_url='https://its.host/v1')."
         )
         if name:
@@ -39,7 +39,7 @@ def resolve(model: str) -> Model:
 
 
 def resolve_model(model: Model | str) -> Model:
-    """Return the model unchanged, or create it if it is a string such as "openai:gpt-4o".
+    """Return the model unchanged, or create it if it is a string such as "openai:gpt-5.4-mini".
 
     Raises:
         MisuseError: when the object is not a model, or as from `resolve`.

@@ -294,7 +294,7 @@ class Model(Protocol):
     """A language model. A custom model is a subclass that defines at least `name` and `reply`."""
 
     name: str
-    """Name of the model at its provider, for example "gpt-4o"."""
+    """Name of the model at its provider, for example "gpt-5.4-mini"."""
 
     window_tokens: int = 128_000
     """Size of the context window in tokens, input and output together. Default 128,000."""
@@ -391,7 +391,8 @@ def ensure_model(model: Model) -> Model:
     if missing := [name for name in _MODEL_MEMBERS if not hasattr(model, name)]:
         raise MisuseError(
             f"{type(model).__name__} is not a model, since it has no {', '.join(missing)}: give one such as "
-            "OpenAIChat('gpt-4o'), or an instance of a subclass of agentfsm.ports.Model with a name and an async reply",
+            "OpenAIChat('gpt-5.4-mini'), or an instance of a subclass of agentfsm.ports.Model with a name and an async "
+            "reply",
         )
     kind = type(model).__name__
     NAME.check(kind, "name", model.name)

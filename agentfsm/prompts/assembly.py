@@ -149,7 +149,7 @@ def assemble(layers: Iterable[Layer], budget: int, count: CountTokens | None = N
     Args:
         layers: The layers.
         budget: Maximum tokens. Leave room for tools, history and the answer.
-        count: Function that counts tokens, for example `(await load_counter("gpt-4o")).count`; None: an estimate.
+        count: Function that counts tokens, for example `(await load_counter("gpt-5.4-mini")).count`; None: an estimate.
 
     Raises:
         MisuseError: if the fixed layers alone exceed the budget, or the elastic ones cannot be shortened enough.

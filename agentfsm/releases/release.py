@@ -77,7 +77,7 @@ class Release(Value):
     """Versions and digests of the prompts by name, and the hash of the instructions as a whole."""
 
     model: str
-    """Name of the model. It should name a snapshot, such as gpt-4o-2024-08-06, which the provider does not change."""
+    """Name of the model. It should name a snapshot that the provider does not change: gpt-5.4-mini-2026-03-17."""
 
     tools: Mapping[str, str]
     """Hash by name of each tool. Servers of tools are named without a hash, since their tools may change at any time.

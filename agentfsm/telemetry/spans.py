@@ -45,7 +45,7 @@ class TraceSpan(Value):
     """A part of a run, with its beginning and its end."""
 
     name: str
-    """Operation, and what it is about: "chat gpt-4o", "execute_tool search"."""
+    """Operation, and what it is about: "chat gpt-5.4-mini", "execute_tool search"."""
 
     context: TraceContext
     """Trace and id of the span."""

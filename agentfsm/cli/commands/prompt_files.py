@@ -54,7 +54,7 @@ def add_parsers(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     renders.add_argument(
         "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
     )
-    tests.add_argument("--model", required=True, help="the model, for example openai:gpt-4o")
+    tests.add_argument("--model", required=True, help="the model, for example openai:gpt-5.4-mini")
     tests.add_argument(
         "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each test (default: %(default)s)"
     )

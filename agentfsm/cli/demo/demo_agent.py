@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
 
 MODEL_VARIABLE: Final = "AGENTFSM_MODEL"
-DEFAULT_MODEL: Final = "gpt-4o"
+DEFAULT_MODEL: Final = "gpt-5.4-mini"
 NAME_CHARS: Final = 80
 
 INSTRUCTIONS: Final = """\

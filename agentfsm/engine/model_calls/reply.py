@@ -48,8 +48,8 @@ _NOT_CALLED: Final = object()
 def find_other_model(asked: str, served: str) -> str:
     """Return the name of the model that replied if it is another than the snapshot that was asked; else "".
 
-    A name without a snapshot, such as "gpt-4o", stands for any. Names that contain each other are the same: providers
-    and gateways add prefixes, and some leave the date out.
+    A name without a snapshot, such as "gpt-5.4-mini", stands for any. Names that contain each other are the same:
+    providers and gateways add prefixes, and some leave the date out.
 
     Args:
         asked: Name of the model that was asked.

@@ -87,7 +87,7 @@ _translate_status = t.build_status_translator(_translate_bad_request, _translate
 
 
 class Anthropic(SDKModel):
-    """Model of Anthropic's Messages API, for example `Anthropic("claude-sonnet-4-5")`.
+    """Model of Anthropic's Messages API, for example `Anthropic("claude-sonnet-5-5")`.
 
     The reasoning is stored with each reply and sent back unchanged. `Settings(reasoning_effort=...)` turns reasoning on
     ("low", "medium", "high", "xhigh", "max", as far as the model supports them), and "none" turns it off; models

@@ -62,7 +62,7 @@ class GeminiConnection(Value):
 
 
 class Gemini(AdapterModel[GeminiConnection]):
-    """Model of Google's Gemini API, for example `Gemini("gemini-2.5-flash")`.
+    """Model of Google's Gemini API, for example `Gemini("gemini-3.8-flash")`.
 
     Thoughts are shown, and their signatures are sent back with the next request, which Gemini 3 requires for calls.
     `AdapterModel` describes the life of its connections.

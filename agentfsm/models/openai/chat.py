@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OpenAIChat(OpenAIModel):
-    """Model of OpenAI's chat completions, for example `OpenAIChat("gpt-4o")`.
+    """Model of OpenAI's chat completions, for example `OpenAIChat("gpt-5.4-mini")`.
 
     Compatible servers work as well: `OpenAIChat("qwen3", base_url="http://localhost:11434/v1")`. `OpenAIModel`
     describes the arguments, `AdapterModel` the life of its connections.

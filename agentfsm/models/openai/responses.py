@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OpenAIResponses(OpenAIModel):
-    """Model of OpenAI's Responses API, for example `OpenAIResponses("gpt-5")`.
+    """Model of OpenAI's Responses API, for example `OpenAIResponses("gpt-6-luna")`.
 
     Nothing is stored at OpenAI: each request has the whole history. Reasoning is received encrypted and sent back, so
     that the model continues it after a tool's result. OpenAI's built-in tools are given as

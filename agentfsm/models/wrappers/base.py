@@ -38,7 +38,7 @@ class CompositeModel(Model):
     Args:
         separator: Text between the models' names in the common name. That name begins with the first model's name, so
             the first model's tokenizer counts for all.
-        models: Models, or strings such as "openai:gpt-4o"; at least one.
+        models: Models, or strings such as "openai:gpt-5.4-mini"; at least one.
 
     Raises:
         MisuseError: if the models have no common output mode; or as from `resolve_model`.

@@ -67,7 +67,7 @@ _HIT: Final = Usage(cached_replies=1)
 class CachedModel(CompositeModel):
     """Model that asks another one, and gives its replies again to the same requests.
 
-    Example: `CachedModel("openai:gpt-4o", SQLiteStore("replies.db"))`, for an agent with `Settings(temperature=0)`.
+    Example: `CachedModel("openai:gpt-5.4-mini", SQLiteStore("replies.db"))`, with `Settings(temperature=0)`.
 
     A reply from the cache has no tokens and costs nothing: its usage is `Usage(cached_replies=1)`, which the journal
     records and `run.usage` adds up. Streamed, it comes in one piece for the text, and one for each call.

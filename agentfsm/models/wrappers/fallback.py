@@ -86,7 +86,7 @@ class ModelStatistics(Value):
 class Fallback(CompositeModel):
     """Model that asks its first model, and the next one when that is overloaded or unavailable.
 
-    Example: `Fallback("anthropic:claude-sonnet-4-5", "anthropic:claude-haiku-4-5")`. One `Fallback` may serve any
+    Example: `Fallback("anthropic:claude-sonnet-5-5", "anthropic:claude-haiku-5-5")`. One `Fallback` may serve any
     number of runs, event loops and threads; they share the state of its models.
 
     Args:

@@ -24,7 +24,7 @@ class Router(CompositeModel):
 
         Router(
             lambda request: "cheap" if len(request.messages) < 10 else "strong",
-            {"cheap": "openai:gpt-4o-mini", "strong": "openai:gpt-4o"},
+            {"cheap": "openai:gpt-5.4-mini", "strong": "openai:gpt-5.4"},
         )
 
     The function is called for each attempt, with the whole request. A ModelError that it raises, for example because it
@@ -32,7 +32,7 @@ class Router(CompositeModel):
 
     Args:
         choose: Function from a request to a name, plain or async.
-        models: Models by name, or strings such as "openai:gpt-4o". The first one's tokenizer is used for all.
+        models: Models by name, or strings such as "openai:gpt-5.4-mini". The first one's tokenizer is used for all.
 
     Raises:
         MisuseError: when there are no models, or they have no common output mode.

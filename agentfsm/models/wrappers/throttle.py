@@ -50,7 +50,7 @@ class Throttled(CompositeModel):
     retries, and a `Fallback` asks the next model. A cancelled request leaves the queue without an effect on the others.
 
     Args:
-        model: A model, or a string such as "openai:gpt-4o". Agents that share a limit share the throttled model.
+        model: A model, or a string such as "openai:gpt-5.4-mini". Agents that share a limit share the throttled model.
         concurrency: Requests in flight at once, 1 or more. None: any number.
         per_minute: Requests that begin in any 60 seconds, 1 or more. None: any number.
         tokens_per_minute: Input and output tokens of the requests in any 60 seconds, 1 or more. The tokens of a request

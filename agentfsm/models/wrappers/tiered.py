@@ -107,7 +107,7 @@ class Tiered(CompositeModel):
     Example: turns with tools go to the large model, and all else to the small one.
 
         Tiered(
-            {"small": "openai:gpt-4o-mini", "large": "openai:gpt-4o"},
+            {"small": "openai:gpt-5.4-mini", "large": "openai:gpt-5.4"},
             choose=lambda request: "large" if request.tools else "small",
         )
 
@@ -145,7 +145,7 @@ class Tiered(CompositeModel):
     ) -> None:
         if not isinstance(tiers, Mapping) or len(tiers) < 2:  # noqa: PLR2004  one tier leaves no choice
             raise MisuseError(
-                'Tiered needs two tiers or more, the cheapest first: {"small": "openai:gpt-4o-mini", "large": ...}'
+                'Tiered needs two tiers or more, the cheapest first: {"small": "openai:gpt-5.4-mini", "large": ...}'
             )
         if isinstance(escalate_on, str) or not set(escalate_on) <= _ESCALATIONS:
             raise MisuseError(
