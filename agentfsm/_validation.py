@@ -185,8 +185,8 @@ def warn_of_undescribed_tools(tools: ToolRegistry) -> None:
 
 @cache
 def warn_once(text: str, logger: str = "agentfsm.guards") -> None:
-    """Log a warning, once in this process."""
-    logging.getLogger(logger).warning(text)
+    """Log a warning, once in this process; on stderr if the application has not configured logging."""
+    logging.getLogger(logger).warning(text, extra={"notice": f"agentfsm: {text}"})
 
 
 def as_states(states: Iterable[State]) -> frozenset[State]:

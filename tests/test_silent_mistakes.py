@@ -1,6 +1,8 @@
 """Mistakes that a newcomer makes, and that would otherwise pass in silence or end in a riddle."""
 
 import logging
+import subprocess
+import sys
 import threading
 
 import anyio
@@ -19,6 +21,41 @@ def said(caplog):
     _validation.warn_once.cache_clear()
     caplog.set_level(logging.WARNING)
     return caplog
+
+
+MISTAKES = """
+import threading, time
+from agentfsm import Agent, tool
+from agentfsm.memory import Memory
+from agentfsm.stores import SQLiteStore
+from agentfsm.stores.threaded import lease_table
+from agentfsm.testing import ScriptedModel, call, say
+
+lease_table.BLOCKED_LOG_S, lease_table.PROBE_INTERVAL_S = 0.02, 0.01
+noticed = threading.Event()
+log_block = lease_table.LeaseOwner._log_block
+lease_table.LeaseOwner._log_block = lambda owner: (log_block(owner), noticed.set())
+
+@tool(read_only=True)
+async def nap() -> str:
+    noticed.wait(30)
+    return "awake"
+
+model = ScriptedModel(say("", call("nap")), "Done.")
+Agent(model, tools=[nap], memory=Memory(), name="diary", store=SQLiteStore("runs.db")).run_sync("go")
+"""
+
+
+def test_a_program_without_logging_reads_them_on_stderr(tmp_path):
+    """Each mistake is one line there, since nobody else shows it to a newcomer."""
+    done = subprocess.run(
+        [sys.executable, "-c", MISTAKES], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert [line[:40] for line in sorted(done.stderr.splitlines())] == [
+        "agentfsm: a run of agent diary has no us",
+        "agentfsm: the event loop stands still, b",
+        "agentfsm: tool nap has no description, s",
+    ]
 
 
 def test_an_option_of_another_framework():

@@ -1,9 +1,9 @@
 """Structured log of runs: the stdlib logger `agentfsm`, written with structlog.
 
-The library logs nothing until the application configures logging; only a model that cannot be reached is reported on
-stderr. Prompts, arguments, results and keys are left out, unless an agent is made with `log_prompts=True`; then likely
-secrets and personal data are masked. A line may be followed by the traceback of a tool's exception, whose last line is
-the tool's text.
+The library logs nothing until the application configures logging. Until then, the notice of a record is written to
+stderr: that a model cannot be reached, and mistakes that change what an agent does. Prompts, arguments, results and
+keys are left out, unless an agent is made with `log_prompts=True`; then likely secrets and personal data are masked. A
+line may be followed by the traceback of a tool's exception, whose last line is the tool's text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,18 @@ from agentfsm.core.sensitive_text import redact_sensitive
 from agentfsm.core.value import Value
 
 LOGGER: Final = logging.getLogger("agentfsm")
-_NULL_HANDLER: Final = logging.NullHandler()
-LOGGER.addHandler(_NULL_HANDLER)
+
+
+class _NoticeHandler(logging.Handler):
+    """Writes the `notice` of a record, which loggers below `agentfsm` pass in `extra`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if notice := getattr(record, "notice", ""):
+            _write_notice(notice)
+
+
+_NOTICES: Final = _NoticeHandler()
+LOGGER.addHandler(_NOTICES)
 
 # Looser than the shapes of `find_sensitive`: in a log, a word too few is better than a secret too many.
 _SECRET_PATTERN: Final = re.compile(
@@ -50,17 +60,20 @@ def _load_structlog() -> Any:
 def _is_enabled(level: int) -> bool:
     """Return whether a handler of the application receives lines of this level.
 
-    Ignores the null handler of this module.
+    Ignores the handler of this module.
     """
     if not LOGGER.isEnabledFor(level):
         return False
     handlers = LOGGER.handlers + logging.root.handlers if LOGGER.propagate else LOGGER.handlers
-    return any(handler is not _NULL_HANDLER for handler in handlers)
+    return any(handler is not _NOTICES for handler in handlers)
 
 
 def _write_notice(text: str) -> None:
-    """Write a warning to stderr through `logging.lastResort`, as the stdlib does for a logger without handlers."""
-    if LOGGER.isEnabledFor(logging.WARNING) and logging.lastResort is not None:
+    """Write a warning to stderr if the application has not configured logging.
+
+    It takes `logging.lastResort`, as the stdlib does for a logger without handlers.
+    """
+    if LOGGER.isEnabledFor(logging.WARNING) and not _is_enabled(logging.WARNING) and logging.lastResort is not None:
         logging.lastResort.handle(LOGGER.makeRecord(LOGGER.name, logging.WARNING, "", 0, text, (), None))
 
 
@@ -105,7 +118,7 @@ class RunLogger(Value):
             facts: Facts of the event.
         """
         self._write(logging.WARNING, event, facts)
-        if notice and not _is_enabled(logging.WARNING):
+        if notice:
             _write_notice(notice)
 
     def error(self, event: str, **facts: object) -> None:

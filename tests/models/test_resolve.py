@@ -59,7 +59,9 @@ def test_only_the_first_colon_counts():
 @pytest.mark.parametrize("name", ["gpt-4o", "openai:", "acme:gpt-4o", ""])
 def test_other_names_are_refused(name):
     """Without a known prefix and a name, the error says what is known and how to write it."""
-    with pytest.raises(MisuseError, match=r"'openai:gpt-5.4-mini'.*'anthropic:', 'azure:'.*'openai:', 'openai-responses:'"):
+    with pytest.raises(
+        MisuseError, match=r"'openai:gpt-5.4-mini'.*'anthropic:', 'azure:'.*'openai:', 'openai-responses:'"
+    ):
         resolve(name)
 
 

@@ -93,15 +93,17 @@ class LeaseOwner(LeaseTerm):
         self._is_logged = True
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  the documented way to see another thread
         where = "".join(traceback.format_stack(frame)) if frame is not None else "its thread is gone\n"
-        tool, cause = _find_tool(frame), "some code in it blocks instead of awaiting"
+        tool, cause, notice = _find_tool(frame), "some code in it blocks instead of awaiting", ""
         if tool:
             cause = f"the async function of tool {tool} blocks: make it a plain `def`, which runs in a thread"
+            notice = f"agentfsm: the event loop stands still, because {cause}"
         _log.warning(
             "the event loop of thread %d has not run for %.1f s, so its runs stand still: %s. Its stack:\n%s",
             self._thread,
             self.silent_s,
             cause,
             where,
+            extra={"notice": notice},
         )
 
 
