@@ -58,7 +58,7 @@ def tell_story() -> list[str]:
                     code = block["code"].replace("os.kill(os.getpid(), 9)", 'Path("answer").read_text()')
                     (folder / block["name"]).write_text(code, encoding="utf-8")
         (_, first), *rest = STORY
-        return [run_until_killed(first, folder), *(execute(command, folder) for _, command in rest)]
+        return [run_until_killed(first, folder), *(execute(command, folder, list_variables()) for _, command in rest)]
 
 
 def put_code(y: int, text: str) -> str:

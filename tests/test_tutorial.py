@@ -3,11 +3,13 @@
 import re
 import shutil
 import socket
+import sys
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.tutorial import BLOCK, PAGES, execute
+from tests.support.bare_shell import BARE_PATH, execute_bare
+from tests.support.tutorial import BLOCK, PAGES, ROOT, execute, list_variables
 
 
 @pytest.fixture
@@ -26,6 +28,25 @@ def is_like(out, shown):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorial uses curl")
 def test_the_pages_do_what_they_say(tmp_path, database):
     """Each command prints what stands below it, in the folder that the pages before have left."""
+    follow_pages(tmp_path, database, list_variables())
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorial uses curl")
+def test_the_pages_in_an_environment_of_a_newcomer(tmp_path, database):
+    """The first page's own commands install everything that the others need, where there is nothing but a system."""
+    [install] = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/tutorial/index.md").read_text(), re.DOTALL)
+    python = f"ln -s {sys.base_prefix}/bin/python3 bin/python"  # the pages say `python`, as the environments have it
+    execute_bare(
+        tmp_path, f"mkdir bin && {python} && PATH=$PWD/bin:$PATH\n{install.replace('/path/to/agentfsm', str(ROOT))}"
+    )
+    folder = tmp_path / "shop"
+    path = f"{folder}/.venv/bin:{BARE_PATH}"
+    follow_pages(folder, database, {"PATH": path, "HOME": str(tmp_path / "no-home"), "USER": "newcomer"})
+
+
+def follow_pages(folder, database, environment):
+    """Save the files of all pages and execute their commands, in order."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = str(bound.getsockname()[1])
     assert len(PAGES) == 8
@@ -33,7 +54,7 @@ def test_the_pages_do_what_they_say(tmp_path, database):
         given = {"AGENTFSM_STORE": database} if "AGENTFSM_STORE" in page.read_text(encoding="utf-8") else {}
         for block in BLOCK.finditer(page.read_text(encoding="utf-8").replace("8000", port)):
             if block["name"]:
-                (tmp_path / block["name"]).write_text(block["code"], encoding="utf-8")
+                (folder / block["name"]).write_text(block["code"], encoding="utf-8")
                 continue
-            out = execute(block["commands"], tmp_path, **given)
+            out = execute(block["commands"], folder, environment | given)
             assert is_like(out, block["out"] or ""), f"{page.name}\n{block['commands']}---- prints\n{out}"

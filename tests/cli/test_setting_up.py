@@ -12,21 +12,16 @@ from itertools import takewhile
 
 import pytest
 
+from tests.support.bare_shell import execute_bare
 from tests.support.built_package import ROOT
 from tests.support.command_line import HANG_S
 
-# Where a system has its programs: no `agentfsm`, no environment.
-BARE_PATH = "/usr/local/bin:/usr/bin:/bin"
-# How pip finds its index is the machine's matter.
-SETTINGS = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
 
-
-def execute(folder, *words, timeout=HANG_S, stdin="", **env):
+def execute(folder, *words, timeout=HANG_S, **env):
     done = subprocess.run(
         words,
         cwd=folder,
         env=os.environ | env,
-        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -34,12 +29,6 @@ def execute(folder, *words, timeout=HANG_S, stdin="", **env):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def execute_bare(folder, line, stdin=""):
-    """Execute a line that was printed, in a shell that has a system and nothing else."""
-    words = ["env", "-i", f"PATH={BARE_PATH}", f"HOME={folder}", *SETTINGS, "sh", "-c", line]
-    return execute(folder, *words, stdin=stdin, timeout=600)
 
 
 def read_steps(text):
@@ -111,7 +100,10 @@ def test_a_new_project_needs_the_agentfsm_that_made_it(here, monkeypatch, record
 
 @pytest.mark.soak
 def test_from_a_clone_to_an_agent_of_ones_own(tmp_path):
-    """In a bare environment, `make demo` and then each printed step work as printed, with real installations."""
+    """In a bare environment, README's commands and then each printed step work as printed, with real installations.
+
+    Of `make test` only the beginning is executed: it checks style and types, and collects the tests.
+    """
     execute(tmp_path, "git", "clone", "--quiet", str(ROOT), "clone")
     clone = tmp_path / "clone"
     shown = execute_bare(clone, "make demo FOLDER=docs/tutorial 2>&1")
@@ -122,6 +114,8 @@ def test_from_a_clone_to_an_agent_of_ones_own(tmp_path):
     assert "2 passed" in execute_bare(clone, f"{cd}; {more[0]}")
     assert "I am a simulated model." in execute_bare(clone, f"{cd}; {more[1]}", "Hello!\n")
     execute_bare(clone, f"{cd}; make doctor")
+    execute_bare(clone, "make check")
+    assert "tests collected" in execute_bare(clone, ".venv/bin/python -m pytest --collect-only -q -m 'not soak'")
     execute_bare(clone, "python3 -m venv plain; plain/bin/pip install . && plain/bin/pip install 'agentfsm[trio]'")
     assert "trio" in execute_bare(clone, "plain/bin/agentfsm doctor")
 

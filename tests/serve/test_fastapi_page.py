@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from agentfsm.runs import Runs
 from agentfsm.serve import errors
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, call, say
+from tests.support.bare_shell import BARE_PATH, execute_bare
 from tests.support.browser import open_browser
 
-PAGE = (Path(__file__).parents[2] / "docs" / "fastapi.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "fastapi.md").read_text(encoding="utf-8")
 _FILE = re.compile(r"```\w+\n(?:# |<!-- )(\w+\.\w+)(?: -->)?\n(.*?)```", re.DOTALL)
 
 
@@ -120,6 +123,33 @@ def test_the_mounted_gateway(tmp_path, monkeypatch):
     with serving("mounted", tmp_path, monkeypatch) as url:
         run = httpx.post(f"{url}/agents/v1/runs", json={"prompt": "Hi", "wait_s": 30}, headers={"x-user": "ann"})
         assert (run.status_code, run.json()["user"]) == (201, "ann")
+
+
+@pytest.mark.soak
+def test_the_page_in_an_environment_of_a_newcomer(tmp_path):
+    """The commands of the page install what its program needs, and start it."""
+    install, start = (line.removeprefix("$ ") for line in re.findall(r"```console\n(.*)\n```", PAGE))
+    for file, code in _FILE.findall(PAGE):
+        (tmp_path / file).write_text(code, encoding="utf-8")
+    python = f"{sys.base_prefix}/bin/python3"
+    execute_bare(tmp_path, f"{python} -m venv v; v/bin/pip install -q {ROOT}; PATH=$PWD/v/bin:$PATH; {install}")
+    with LocalServer(_clerk) as model, socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        bound.close()
+        env = {"PATH": f"{tmp_path}/v/bin:{BARE_PATH}", "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": model.base_url}
+        process = subprocess.Popen(["sh", "-c", f"exec {start} --port {port}"], cwd=tmp_path, env=env)
+        try:
+            wait = f"curl -sS --retry 60 --retry-connrefused --retry-delay 1 localhost:{port}"
+            assert "EventSource" in execute_bare(tmp_path, wait)
+            cookie = "-b user=ann -H 'content-type: application/json'"
+            started = execute_bare(tmp_path, f'curl -sS {cookie} -d \'{{"prompt": "Refund"}}\' localhost:{port}/runs')
+            place = f"localhost:{port}/runs/{json.loads(started)['id']}"
+            while not (waits := json.loads(execute_bare(tmp_path, f"sleep 0.2; curl -sS {cookie} {place}"))["waits"]):
+                pass
+            assert waits[0]["tool"] == "refund"
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_the_table_of_the_page_is_the_one_of_the_package():

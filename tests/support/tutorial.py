@@ -24,12 +24,12 @@ def list_variables(**more: str) -> dict[str, str]:
     return {**kept, "PATH": path, "PYTHONPATH": str(Path(agentfsm.__file__).parents[1]), **more}
 
 
-def execute(commands: str, folder: Path, **environment: str) -> str:
+def execute(commands: str, folder: Path, environment: dict[str, str]) -> str:
     """Run commands in a shell, as they stand on a page, and return what they print."""
     done = subprocess.run(
         ["bash", "-c", commands],
         cwd=folder,
-        env=list_variables(**environment),
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
