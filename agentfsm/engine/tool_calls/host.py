@@ -186,14 +186,11 @@ class RunHost(QueueHost):
 
     def begin_attempt(self, call: ToolCall) -> ExecutingCall:
         """Return the call as the runs see it that its function starts."""
-        tool = self.find_tool(self.execution.config.registry, call.name)
-        declared = () if tool is None else self.list_labels(tool, call)
-        read = tuple([label for label in declared if label not in EFFECT_LABELS])
         return ExecutingCall(
             run=self.execution.journal.run,
             call=call,
             takeover=self.execution.is_takeover,
-            own_labels=lambda: join_labels(read, self.labels.get(call.id, ())),
+            own_labels=partial(self._list_read_labels, call),
             on_labels=partial(self._add_labels, call.id),
             store=self.execution.journal.store,
         )
@@ -470,9 +467,18 @@ class RunHost(QueueHost):
         entry = self.execution.journal.run.open_call(call_id)
         return [build_approval(self.execution, entry, row.item)], [row.number]
 
+    def _list_read_labels(self, call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of what the function of a call may have read: as declared, and as it has said so far."""
+        tool = self.find_tool(self.execution.config.registry, call.name)
+        declared = () if tool is None else self.list_labels(tool, call)
+        return join_labels(
+            tuple([label for label in declared if label not in EFFECT_LABELS]), self.labels.get(call.id, ())
+        )
+
     def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
         """Return the labels of a call that was tried, with those that guards add."""
-        return self.execution.config.list_labels(tool, call)
+        config = self.execution.config
+        return config.list_labels(tool, call) if tool.labels or config.guards else ()
 
     def mask_error(self, text: str) -> str:
         """Return the text of a tool's error without secrets, those that guards know among them."""
