@@ -73,9 +73,10 @@ test: check  ## pass the whole suite, on asyncio and trio
 	$(BIN)/coverage report --include='agentfsm/core/*' --fail-under=100 --skip-covered
 	$(BIN)/coverage report --include='agentfsm/engine/**,agentfsm/streaming/*,agentfsm/tools/**' --fail-under=95
 
-check: $(VENV)/ready  ## ruff, mypy and pyright
+check: $(VENV)/ready  ## ruff, import-linter, mypy and pyright
 	$(BIN)/ruff check $(SRC)
 	$(BIN)/ruff format --check $(SRC)
+	$(BIN)/lint-imports
 	@{ $(BIN)/mypy & mypy=$$!; $(BIN)/pyright && wait $$mypy; }
 
 types: $(VENV)/ready  ## pyright knows the type of each public symbol

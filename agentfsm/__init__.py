@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.agent import Agent
-from agentfsm.core.audit_records import AuditRecord
-from agentfsm.core.diff import Difference, difference
+from agentfsm._lib.limiter import Limiter
+from agentfsm.agents.agent import Agent
+from agentfsm.agents.runs import Runs
+from agentfsm.agents.subagent import COORDINATION
 from agentfsm.core.errors import (
     AgentError,
     ArgumentsError,
@@ -63,10 +64,11 @@ from agentfsm.core.spend import Spend
 from agentfsm.core.tool_traits import Level
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
 from agentfsm.engine.execution.answer_cache import AnswerCache
-from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
+from agentfsm.journal.audit import AuditRecord
+from agentfsm.journal.diff import Difference, difference
+from agentfsm.journal.follow import JournalEvent
 from agentfsm.ports.store import Filter
-from agentfsm.runs import Runs
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -81,7 +83,6 @@ from agentfsm.streaming.stream import (
     ToolEventType,
     UsageReported,
 )
-from agentfsm.subagent import COORDINATION
 from agentfsm.tools.permission import Permissions, Rule
 from agentfsm.tools.queue.scheduler import ToolQueue
 from agentfsm.tools.registry import ToolRegistry
@@ -138,6 +139,7 @@ __all__ = [
     "LeaseLostError",
     "Level",
     "LimitError",
+    "Limiter",
     "Limits",
     "MisuseError",
     "ModelError",

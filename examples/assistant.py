@@ -21,8 +21,7 @@ from typing import Any
 import anyio
 
 from agentfsm import Agent, ToolResult, UserMessage
-from agentfsm.learner import Learner
-from agentfsm.memory import Memory, build_memory_tools
+from agentfsm.memory import Learner, Memory, build_memory_tools
 from agentfsm.ports import Model, ProposedCall, Reply, Request
 from agentfsm.ports.store import SystemClock
 from agentfsm.stores import SQLiteStore

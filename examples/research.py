@@ -187,7 +187,7 @@ def origin(url: httpx.URL) -> str:
 
 def is_public(ip: IPv4Address | IPv6Address) -> bool:
     """Return whether an address belongs to the public web."""
-    is_unicast = ip in UNICAST if ip.version == 6 else not ip.is_multicast  # noqa: PLR2004  IPv6
+    is_unicast = ip in UNICAST if ip.version == 6 else not ip.is_multicast
     return is_unicast and ip.is_global and not any(ip in network for network in UNFIT)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from agentfsm import Agent, Spend, tool
 from agentfsm.core.usage import Usage
-from agentfsm.costs import count_growing_tokens, estimate, read_costs, read_spend
 from agentfsm.models.prices import Price
 from agentfsm.stores import MemoryStore
+from agentfsm.telemetry.costs import count_growing_tokens, estimate, read_costs, read_spend
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import virtually
 

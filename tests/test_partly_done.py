@@ -9,13 +9,13 @@ import attrs
 import pytest
 
 from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError, StoreError, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.evals import Evaluation
 from agentfsm.evals.suite_files import add_case
 from agentfsm.memory import Memory, SQLiteIndex
 from agentfsm.prompts import Prompts
 from agentfsm.releases import RolloutControl
 from agentfsm.releases.rollout_guard import abort_runs
-from agentfsm.runs import Runs
 from agentfsm.schedules import Schedules
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say

@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 from agentfsm import Agent, MisuseError
-from agentfsm._plugins import MODELS, STORES, find_plugins
+from agentfsm._lib.plugins import MODELS, STORES, find_plugins
 from agentfsm.models import resolve
 from agentfsm.stores import MemoryStore, SQLiteStore, open_store
 

@@ -12,16 +12,16 @@ import attrs
 import pytest
 
 from agentfsm import MisuseError
-from agentfsm._shared_files import change_file, open_log
+from agentfsm._lib.shared_files import change_file, open_log
 from agentfsm.evals import Evaluation, add_case, load_suite
 from agentfsm.evals.release_gate import GateDecision, append_history, load_history
+from agentfsm.journal.seals import Seal, SealFile
 from agentfsm.mcp.oauth.stored_login import LoginStorage
 from agentfsm.mcp.oauth.token_store import TokenFile
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, StandingApprovals
 from agentfsm.prompts import Prompts
 from agentfsm.prompts.evaluation import PromptReport
-from agentfsm.seals import Seal, SealFile
 from agentfsm.serve.access import APIKeys, Caller, add_key, remove_keys
 
 TIMES = 6

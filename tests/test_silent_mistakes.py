@@ -8,7 +8,8 @@ import threading
 import anyio
 import pytest
 
-from agentfsm import Agent, _validation, tool
+from agentfsm import Agent, tool
+from agentfsm.agents import validation
 from agentfsm.memory import Memory
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.stores.threaded import lease_table
@@ -18,7 +19,7 @@ from agentfsm.testing import ScriptedModel, call, say
 @pytest.fixture(autouse=True)
 def said(caplog):
     """The warnings, each of which is logged once in a process."""
-    _validation.warn_once.cache_clear()
+    validation.warn_once.cache_clear()
     caplog.set_level(logging.WARNING)
     return caplog
 

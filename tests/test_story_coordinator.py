@@ -14,13 +14,13 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Outcome, Run, State, tool
+from agentfsm.agents.subagent import COORDINATION
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.limits import Limits
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.streaming.stream import AgentEvent, ToolEvent
-from agentfsm.subagent import COORDINATION
 from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say
 from tests.support.checks import newest, results_of, sound, starts_of, texts, valid_history, virtually
 

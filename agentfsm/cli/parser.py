@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
-from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S
+from agentfsm.agents.worker import DRAIN_S
 from agentfsm.cli.argument_types import (
     parse_count,
     parse_date,
@@ -63,13 +64,12 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.costs import COST_GROUPS
 from agentfsm.evals.comparison import WORSE_BY
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
 from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
 from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
-from agentfsm.worker import DRAIN_S
+from agentfsm.telemetry.costs import COST_GROUPS
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.run_lookup import Command

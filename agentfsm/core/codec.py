@@ -7,9 +7,10 @@ facts. Records of an older version are migrated one version at a time by the fun
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from json.encoder import encode_basestring
 from secrets import token_hex
@@ -256,3 +257,25 @@ _MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 def _excerpt(text: str) -> str:
     return repr(text[:120])
+
+
+CHAIN_HASH: Final = "sha256"
+
+
+def chain_journal(header: Header, events: Sequence[Event], key: bytes) -> Iterator[str]:
+    """Yield the hash of each version of a journal in hexadecimal: of version 0, the header, first.
+
+    A hash is the HMAC-SHA-256 of the hash before and the record. It covers the content of the records, not the way in
+    which a store writes them.
+
+    Args:
+        header: Header of the run.
+        events: Events of its journal, from the first on.
+        key: Key of the HMAC; empty for hashes that everybody can compute.
+    """
+    current = attrs.evolve(header, format=FORMAT)
+    digest = hmac.digest(key, encode_header(current).encode(), CHAIN_HASH)
+    yield digest.hex()
+    for event in events:
+        digest = hmac.digest(key, digest + encode_event(event, current).encode(), CHAIN_HASH)
+        yield digest.hex()

@@ -96,7 +96,7 @@ def write_tagged(value: object, kinds: AbstractSet[type] = TAGGED) -> str:
     if kind not in kinds:
         raise TypeError(f"{kind.__name__} is not a type that journals contain")
     text = WRITERS[kind](value)
-    return f'{text[:-1]}{"," if len(text) > 2 else ""}"is":"{kind.__name__}"}}'  # noqa: PLR2004  more than {}
+    return f'{text[:-1]}{"," if len(text) > 2 else ""}"is":"{kind.__name__}"}}'
 
 
 WRITERS: Final = _JSONWriters()

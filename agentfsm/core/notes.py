@@ -43,7 +43,7 @@ def update_notes(notes: Mapping[str, Note], calls: Iterable[ToolCall]) -> Mappin
     for call in calls:
         arguments = parse_arguments(call)
         key, value = arguments.get("key"), arguments.get("value")
-        if len(arguments) != 2 or not isinstance(key, str) or not isinstance(value, str):  # noqa: PLR2004  key and value
+        if len(arguments) != 2 or not isinstance(key, str) or not isinstance(value, str):
             continue
         others = {name: note for name, note in notes.items() if name != key}
         kept = [*others.items(), *([(key, Note(text=value, call_id=call.id))] if value.strip() else [])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 import attrs
 
-from agentfsm._concurrency import is_foreign_cancellation
+from agentfsm._lib.concurrency import is_foreign_cancellation
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,

@@ -16,8 +16,9 @@ from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.advance_plan import hash_plan_request
 from agentfsm.engine.execution.execution import build_execution
-from agentfsm.engine.execution.journal import Journal, load_predecessor
+from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.model_calls.view import build_view
+from agentfsm.journal.load import load_predecessor
 from agentfsm.ports.store import Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger

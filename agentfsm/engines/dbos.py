@@ -20,7 +20,8 @@ import anyio
 import attrs
 import sniffio
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
+from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import (
     ClosedError,
     LeaseHeldError,
@@ -32,7 +33,6 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.validation import COUNT, NAME, NOT_NEGATIVE, SECONDS, ValueRule, is_number
 from agentfsm.engines.dbos_supervisor import QueueSupervisor, build_status
-from agentfsm.worker import Worker
 
 with require_extra("agentfsm.engines.dbos", "dbos", "dbos", "sqlalchemy", "psycopg"):
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
 
@@ -68,7 +68,7 @@ RECORD_S: Final = 1.0
 RATE: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, tuple)
-        and len(value) == 2  # noqa: PLR2004  runs and seconds
+        and len(value) == 2
         and COUNT.fits(value[0])
         and is_number(value[1])
         and value[1] > 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.core.errors import StoreError
 from agentfsm.ports.store import Filter, RunSummary
 from agentfsm.schedules.due_runs import DueRuns
@@ -25,7 +25,7 @@ from agentfsm.schedules.due_runs import DueRuns
 if TYPE_CHECKING:
     from dbos import DBOSClient
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.engines.executor_locks import ExecutorLocks
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 
 with require_extra("agentfsm.engines.dbos", "dbos", "sqlalchemy", "psycopg"):
     import sqlalchemy as sa

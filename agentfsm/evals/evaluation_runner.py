@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import AgentError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.run import Run

@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolResult
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
 
 

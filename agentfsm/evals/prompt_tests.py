@@ -18,7 +18,7 @@ from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
 from agentfsm.prompts.evaluation import PASS_RATE
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
 
 
 async def evaluate_prompt(

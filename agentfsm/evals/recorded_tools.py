@@ -17,7 +17,7 @@ from agentfsm.tools.schema.binding import Arguments, BoundArguments
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
 
 # Text of the result of a call that was not recorded. `list_missing` finds such calls in the journal by it.

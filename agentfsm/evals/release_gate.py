@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm._shared_files import append_line, open_log
+from agentfsm._lib.shared_files import append_line, open_log
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import is_number, shorten_repr
 from agentfsm.core.value import Value

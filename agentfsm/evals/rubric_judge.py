@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import jiter
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.validation import BOOL, COUNT, NAME
@@ -136,7 +136,7 @@ class RubricJudge(Value):
             if each.run.state is not State.DONE:
                 raise MisuseError(f"run {each.run.id} has no answer to compare")
         order = Random(f"{first.run.id} {second.run.id}")  # noqa: S311  the same order when it is repeated
-        swapped = [order.random() < 0.5 for _ in range(self.votes)]  # noqa: PLR2004  half of the votes
+        swapped = [order.random() < 0.5 for _ in range(self.votes)]
         task, answers = _describe_task(first.case), (first.run.answer, second.run.answer)
         works = [{**task, "A": answers[each], "B": answers[not each]} for each in swapped]
         prompt = _PAIR_PROMPT.format(criteria=", ".join(self.rubric))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm._plugins import require_extra
-from agentfsm._shared_files import change_file
+from agentfsm._lib.plugins import require_extra
+from agentfsm._lib.shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.agents.subagent import DEFAULT_TURNS, make_agent_tool
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, StoreError
 from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule
@@ -28,14 +29,13 @@ from agentfsm.flow.steps import (
     prepare_options,
     read_names,
 )
-from agentfsm.subagent import DEFAULT_TURNS, make_agent_tool
 from agentfsm.tools.queue.result_text import describe_error, remove_advice
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.tools.schema.binding import Arguments as Bound
 
 # Tool calls of an agent in a turn, for which the limit of a flow has room: as in `Limits.tool_calls`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.validation import COUNT

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import attrs
 
-from agentfsm.agent import Agent, StartOptions
+from agentfsm.agents.agent import Agent, StartOptions
 from agentfsm.core.errors import MisuseError
 from agentfsm.flow.agent_steps import make_child_step
 from agentfsm.flow.child_flows import check_inputs, write_inputs
@@ -16,10 +16,10 @@ from agentfsm.flow.no_model import NoModel
 from agentfsm.flow.steps import Join, Step
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.messages import JSON
     from agentfsm.core.pending import Elicit
     from agentfsm.core.run import Run
-    from agentfsm.runs import Prompt
 
 # Fields of an agent that the steps determine.
 _DERIVED: Final = ("model", "tools", "planner")

@@ -31,8 +31,8 @@ from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.queue.result_text import remove_advice
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.run import Run
-    from agentfsm.runs import Prompt
     from agentfsm.tools.tool import Tool
 
 # Keys of a plan that stand for results, which inputs therefore cannot have.

@@ -60,7 +60,7 @@ class LabelRule(CallGuard, Value):
     """Function that made the rule, for its text."""
 
     def __attrs_post_init__(self) -> None:
-        if len(self.labels) < 2:  # noqa: PLR2004  fewer cannot come together
+        if len(self.labels) < 2:
             raise MisuseError(
                 f"{self}: a rule names two or more labels; to decide on all calls of a tool, use ask() or refuse()"
             )

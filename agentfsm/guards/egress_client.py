@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import httpx2
 
-from agentfsm._public_network import AllowedHostsTransport, to_hosts
+from agentfsm._lib.public_network import AllowedHostsTransport, to_hosts
 from agentfsm.core.errors import ToolError
 from agentfsm.core.validation import COUNT, SECONDS
 

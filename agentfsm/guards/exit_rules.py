@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 import attrs
 
-from agentfsm._markup import Address, list_addresses, replace_addresses
+from agentfsm._lib.markup import Address, list_addresses, replace_addresses
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.json_text import list_leaves

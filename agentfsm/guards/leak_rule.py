@@ -58,7 +58,7 @@ _DOTTED: Final = re.compile(r"[^\W_]+(?:[.@_+-][^\W_]+)+")
 _ADDRESS: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(?<=//)[^/?#\s]+|[\w-]+(?:\.[\w-]+)+")
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
-_TO_SPACES: Final = bytes([code if chr(code).isalnum() and code < 128 else 32 for code in range(256)])  # noqa: PLR2004
+_TO_SPACES: Final = bytes([code if chr(code).isalnum() and code < 128 else 32 for code in range(256)])
 # Words that say nothing of a person.
 _COMMON: Final = frozenset(
     """

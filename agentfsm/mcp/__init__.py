@@ -6,7 +6,7 @@ It needs the extra: `pip install agentfsm[mcp]`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 
 with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory

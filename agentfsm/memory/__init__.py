@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentfsm.memory.documents import DocumentChange
+from agentfsm.memory.learner import Learner
 from agentfsm.memory.long_term import Expiry, Memory, load_postgres_index
 from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import Recollection, Weights
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DocumentChange",
     "Expiry",
+    "Learner",
     "Memory",
     "PostgresIndex",
     "Recollection",

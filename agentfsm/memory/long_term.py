@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from agentfsm._concurrency import start_in_thread
-from agentfsm._plugins import require_extra
+from agentfsm._lib.concurrency import start_in_thread
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import parse_time
@@ -28,8 +28,8 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
 from agentfsm.core.window_layers import WindowDemand, share_window
-from agentfsm.engine.execution.journal import load_run, read_header
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.load import load_run, read_header
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.memory.documents import (
     DOCUMENT_NAME,
     DocumentChange,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm._concurrency import start_in_thread
+from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.item_rows import (

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import AgentError
 from agentfsm.stores.sqlite.file import DatabaseFile, Parameters, SQLiteConnection, SQLiteCursor, SQLiteSchema
 

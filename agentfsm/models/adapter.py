@@ -19,7 +19,7 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentfsm._concurrency import start_in_thread
+from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError, ModelError
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.usage import Usage

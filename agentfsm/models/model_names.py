@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentfsm._plugins import MODELS, create_from_plugin, find_plugins
+from agentfsm._lib.plugins import MODELS, create_from_plugin, find_plugins
 from agentfsm.core.errors import MisuseError
 from agentfsm.models.openai.providers import PROVIDERS, RETIRED, create_compatible_model
 from agentfsm.ports.model import Model, ensure_model

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from agentfsm._public_network import is_local_host
+from agentfsm._lib.public_network import is_local_host
 from agentfsm.core.errors import (
     ContextTooLongError,
     ModelError,

@@ -24,7 +24,7 @@ import attrs
 import httpx
 import httpx2  # the HTTP client of both SDKs, which raise its errors
 
-from agentfsm._http import parse_retry_after, parse_wait_s
+from agentfsm._lib.retry_after import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import AgentError, ClosedError, MisuseError, ModelError
 from agentfsm.core.validation import STRING, require_type, shorten_repr
 from agentfsm.core.value import Value

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urljoin
 import attrs
 import httpx2
 
-from agentfsm._public_network import PublicAddressTransport, check_url, matches_host, to_hosts
+from agentfsm._lib.public_network import PublicAddressTransport, check_url, matches_host, to_hosts
 from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.value import Value

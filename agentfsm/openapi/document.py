@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import attrs
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from agentfsm._shared_files import append_line, open_log
+from agentfsm._lib.shared_files import append_line, open_log
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NAME, shorten_repr
 from agentfsm.core.value import Value
@@ -85,7 +85,7 @@ def read_prompt(path: Path) -> PromptTemplate:
 def _split_front_matter(content: str) -> tuple[str, str]:
     lines = content.split("\n")
     ends = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
-    if len(ends) < 2 or ends[0] != 0:  # noqa: PLR2004  one opens, one closes
+    if len(ends) < 2 or ends[0] != 0:
         raise MisuseError(f"it has no front matter: begin the file with TOML between two lines of {_FENCE}")
     return "\n".join(lines[1 : ends[1]]), "\n".join(lines[ends[1] + 1 :]).strip()
 
@@ -270,7 +270,7 @@ class Prompts:
         """
         self.versions(name)
         stack = self._active_stack(name)
-        if len(stack) < 2:  # noqa: PLR2004  the active one, and one before it
+        if len(stack) < 2:
             raise MisuseError(f"prompt {name!r} has no version that was active before: activate one by its number")
         before = stack[-2]
         prompt = self._check_unchanged(self._find(name, before.version), before)

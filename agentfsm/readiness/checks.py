@@ -43,7 +43,7 @@ from agentfsm.stores.memory import MemoryStore
 from agentfsm.streaming.watch import RunTracer
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.tools.tool import Tool
 
 # Minimum of cases of a suite, of the share of completed runs, and of their mean grade (document H, 8).
@@ -214,7 +214,7 @@ def _check_load(subject: Subject) -> CheckFinding:
     if isinstance(report, CheckFinding):
         return report
     detail = f"{report.runs} runs, {report.concurrency} at a time: {report.failed} failed"
-    if report.failed or report.concurrency < 2:  # noqa: PLR2004  one at a time is no concurrency
+    if report.failed or report.concurrency < 2:
         return CheckFinding(_FAIL, detail, "no failed runs, at least 2 at a time")
     return CheckFinding(_PASS, detail)
 

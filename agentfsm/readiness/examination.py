@@ -15,7 +15,7 @@ from agentfsm.readiness.evidence import Evidence
 from agentfsm.readiness.probes import run_probes
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
 
 
 async def examine_readiness(

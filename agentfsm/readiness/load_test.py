@@ -17,7 +17,7 @@ from agentfsm.core.validation import COUNT
 from agentfsm.readiness.evidence import LoadReport
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 import attrs
 
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.context import AllTools, SlidingWindow, Summarise, TrimResults
 from agentfsm.core.errors import AgentError, MisuseError, ModelUnavailableError
 from agentfsm.core.machine import State
@@ -23,7 +24,6 @@ from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.readiness.check_result import CheckFinding, CheckStatus
 from agentfsm.stores.memory import MemoryStore
-from agentfsm.subagent import find_inner_agent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import FunctionModel, call, say
 from agentfsm.tools.tool import make_tool
@@ -31,7 +31,7 @@ from agentfsm.tools.tool import make_tool
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.model import Model, Request
     from agentfsm.tools.tool import Tool

@@ -195,7 +195,7 @@ async def _ask_judge(
 
 def _parse_score(name: str, found: Mapping[str, Any]) -> Score:
     score = found["score"]
-    if type(score) is not int or not 1 <= score <= 5:  # noqa: PLR2004  the scale
+    if type(score) is not int or not 1 <= score <= 5:
         raise ValueError(f"{name} has the score {score!r}")
     return Score(criterion=name, score=score, reason=str(found.get("reason") or ""))
 

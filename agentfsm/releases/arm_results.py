@@ -14,8 +14,8 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import read_header
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.load import read_header
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.prompts import wilson_interval
 from agentfsm.releases.rollback_rules import RunOutcome

@@ -46,8 +46,8 @@ def count_buckets(weights: Mapping[str, float]) -> dict[str, int]:
     """
     counts = {}
     for arm, weight in weights.items():
-        count = round(weight * _BUCKETS_PER_PERCENT) if is_number(weight) and 0 <= weight <= 100 else -1  # noqa: PLR2004  percent
-        if count < 0 or abs(weight * _BUCKETS_PER_PERCENT - count) > 1e-6:  # noqa: PLR2004  rounding of a float
+        count = round(weight * _BUCKETS_PER_PERCENT) if is_number(weight) and 0 <= weight <= 100 else -1
+        if count < 0 or abs(weight * _BUCKETS_PER_PERCENT - count) > 1e-6:
             raise MisuseError(
                 f"the weight of arm {arm!r} is {shorten_repr(weight)}: give percent from 0 to 100 in steps of 0.01"
             )

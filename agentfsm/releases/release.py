@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
@@ -19,13 +20,12 @@ from agentfsm.core.settings import Settings
 from agentfsm.core.validation import STRING
 from agentfsm.core.value import Value
 from agentfsm.prompts import PromptTemplate
-from agentfsm.subagent import find_inner_agent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentfsm._runnable_agent import RunnableAgent
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
+    from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.messages import JSON
     from agentfsm.evals import Evaluation
     from agentfsm.ports.store import Store

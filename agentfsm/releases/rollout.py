@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
-from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
 from agentfsm.releases.arm_results import ArmResults, read_results
@@ -21,18 +22,18 @@ from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
 from agentfsm.releases.rollout_guard import watch_rollout
 from agentfsm.releases.rollout_log import HOLDOUT, UNIT, RolloutChange, RolloutControl, Unit
+from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores import MemoryStore
 from agentfsm.tools.executing_call import current_call
-from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.header import Header
     from agentfsm.core.pending import Elicit
     from agentfsm.core.run import Run
     from agentfsm.evals import Evaluation
     from agentfsm.ports.store import Store
     from agentfsm.releases.rollback_rules import RollbackRule
-    from agentfsm.runs import Prompt
 
 _log = logging.getLogger("agentfsm.releases")
 
@@ -353,7 +354,7 @@ class Rollout:
             poll_s=poll_s,
             drain_s=drain_s,
             releases=self.versions,
-            choose=self.choose,
+            starter=DueRuns(self.base, self.choose),
         )
 
     async def run_worker(self, worker: Worker, *, until_idle: bool) -> None:

@@ -11,12 +11,12 @@ from typing import Final
 
 import anyio
 
+from agentfsm.agents.runs import Runs
 from agentfsm.core.errors import ConflictError, PartlyDoneError, RunNotFoundError, StoreError
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter, Store
 from agentfsm.releases.arm_results import OutcomeReader
 from agentfsm.releases.rollout_log import RolloutChange, RolloutControl, RolloutPlan
-from agentfsm.runs import Runs
 from agentfsm.stores.rules import FINAL_STATES
 
 _log = logging.getLogger("agentfsm.releases")

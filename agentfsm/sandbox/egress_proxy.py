@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from agentfsm._public_network import is_address, is_private, matches_host
+from agentfsm._lib.public_network import is_address, is_private, matches_host
 
 # Bytes of a request's head.
 _MAX_HEAD_BYTES: Final = 16 << 10

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm._public_network import to_hosts
+from agentfsm._lib.public_network import to_hosts
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import BOOL, COUNT, SECONDS, ValueRule
 from agentfsm.core.value import Value

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import attrs
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value

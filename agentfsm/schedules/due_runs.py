@@ -22,7 +22,7 @@ from agentfsm.schedules.schedule_client import create_scheduled_run, iter_schedu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentfsm._runnable_agent import AgentChoice, RunnableAgent
+    from agentfsm.agents.runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
 

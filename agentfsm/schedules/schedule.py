@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
-from agentfsm._admission import admit
+from agentfsm.agents.admission import admit
 from agentfsm.core.errors import AgentError, CorruptError
 from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON
@@ -27,7 +27,7 @@ from agentfsm.core.validation import (
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.ports.stored import StoreRecord
@@ -57,7 +57,7 @@ SCHEDULE_NAME: Final = ValueRule(
 MISSED: Final = require_choice(*get_args(MissedPolicy))
 _TIME: Final = ValueRule(fits=is_number, wanted="seconds since 1970")
 _SPAN: Final = ValueRule(
-    fits=lambda value: isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)),  # noqa: PLR2004
+    fits=lambda value: isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)),
     wanted="two numbers of seconds since 1970",
 )
 _TIMES: Final = ValueRule(

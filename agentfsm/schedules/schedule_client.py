@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from agentfsm._validation import as_roles, to_plain_json
+from agentfsm.agents.runs import Runs
+from agentfsm.agents.validation import as_roles, to_plain_json
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -25,12 +26,11 @@ from agentfsm.core.run_ids import scheduled_run_id
 from agentfsm.core.validation import COUNT, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
-from agentfsm.runs import Runs
 from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule
 from agentfsm.tools.executing_call import list_passed_labels
 
 if TYPE_CHECKING:
-    from agentfsm._runnable_agent import AgentChoice, RunnableAgent
+    from agentfsm.agents.runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.core.messages import JSON
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes

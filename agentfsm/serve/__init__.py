@@ -1,6 +1,6 @@
 """Serve agents over HTTP: start runs, follow their events, decide on their calls. Needs the extra "serve"."""
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 
 with require_extra("agentfsm.serve", "serve", "starlette", "uvicorn"):
     from agentfsm.serve.access import APIKeys, Caller

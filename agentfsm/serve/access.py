@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-from agentfsm._shared_files import change_file
+from agentfsm._lib.shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits, read_limits

@@ -11,14 +11,14 @@ import attrs
 from starlette.responses import Response
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
-from agentfsm.engine.stranded import StrandedReason, find_stranded
+from agentfsm.journal.run_list import StrandedReason, find_stranded
 from agentfsm.ports.store import ALL_RUNS, Filter
 from agentfsm.schedules.schedule_client import count_conflicts
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_documents
+from agentfsm.telemetry.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.subagent import find_inner_agent
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
 
 # Fields of a tool that are no declarations: its parts, and those that the document has under their own names.
 _PARTS: Final = frozenset(

@@ -16,12 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from agentfsm._deltas import DeltaRelay
-from agentfsm.agent import WORKER_PARALLEL, Agent
+from agentfsm.agents.agent import WORKER_PARALLEL, Agent
+from agentfsm.agents.deltas import DeltaRelay
+from agentfsm.agents.runs import Runs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.releases import Rollout
-from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
 from agentfsm.serve.continuation import Continuation
@@ -40,9 +40,9 @@ from agentfsm.serve.run_operations import CONTINUATION, RUNS
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm._lib.web.http_guard import Receive, Scope, Send
     from agentfsm.ports.store import Store
     from agentfsm.serve.access import Authenticate
-    from agentfsm.web.http_guard import Receive, Scope, Send
 
 # `Origin` as browsers send it.
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")

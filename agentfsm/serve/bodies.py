@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentfsm._admission import MAX_PARTS, MAX_TEXT_CHARS
+from agentfsm.agents.admission import MAX_PARTS, MAX_TEXT_CHARS
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart
 
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]

@@ -20,7 +20,7 @@ from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
 from agentfsm.serve.start_places import PlaceLimit, StartPlaces
 
 if TYPE_CHECKING:
-    from agentfsm.runs import Runs
+    from agentfsm.agents.runs import Runs
     from agentfsm.serve.access import Caller
 
 _log = logging.getLogger("agentfsm.serve")

@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
 

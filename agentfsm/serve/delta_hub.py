@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentfsm._deltas import DeltaRelay, Piece
+    from agentfsm.agents.deltas import DeltaRelay, Piece
 
 # Pieces of text that are kept for a client that lags behind.
 MAX_DELTAS: Final = 1_000

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
     from starlette.requests import Request
 
+    from agentfsm._lib.web.http_guard import Message, Receive, Scope, Send
     from agentfsm.serve.access import Authenticate, Caller
-    from agentfsm.web.http_guard import Message, Receive, Scope, Send
 
 _log = logging.getLogger("agentfsm.serve")
 

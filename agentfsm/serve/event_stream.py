@@ -21,18 +21,18 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
-from agentfsm.engine.follow import JournalEvent, is_blocked
+from agentfsm.journal.follow import JournalEvent, is_blocked
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.run_documents import strip_native
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from agentfsm._deltas import Delta
+    from agentfsm._lib.web.http_guard import Message, Receive, Scope, Send
+    from agentfsm.agents.deltas import Delta
+    from agentfsm.agents.runs import Runs
     from agentfsm.core.run import Run
-    from agentfsm.runs import Runs
     from agentfsm.serve.access import Caller
-    from agentfsm.web.http_guard import Message, Receive, Scope, Send
 
 _log = logging.getLogger("agentfsm.serve")
 

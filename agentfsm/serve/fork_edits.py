@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm._admission import admit_answer, admit_media
+from agentfsm.agents.admission import admit_answer, admit_media
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError

@@ -12,9 +12,10 @@ from urllib.parse import quote
 import anyio
 import attrs
 
-from agentfsm._admission import admit, admit_messages
-from agentfsm._deltas import pass_deltas
-from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
+from agentfsm.agents.admission import admit, admit_messages
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
+from agentfsm.agents.deltas import pass_deltas
+from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import (
     AgentError,
     ClosedError,
@@ -25,25 +26,25 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import AssistantMessage, HostedContent, ToolResult, as_parts
-from agentfsm.engine.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
+from agentfsm.journal.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
+from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.metrics import RequestCounts, RunCounts
-from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
+    from agentfsm.agents.runs import Prompt, Runs
     from agentfsm.core.header import Header
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.drain import Drain
     from agentfsm.ports.store import Lease, RunSummary
     from agentfsm.releases import Rollout
-    from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
     from agentfsm.serve.continuation import Continuation
 
@@ -136,7 +137,7 @@ class Gateway:
         options: Any = {"deps": self.deps, "parallel": self.parallel, "poll_s": WORKER_POLL_S}
         options["drain_s"] = self.drain_s
         if (rollout := self.rollouts.get(agent.name)) is None:
-            worker = Worker(agent=agent, execute=self._execute, **options)
+            worker = Worker(agent=agent, execute=self._execute, starter=DueRuns(agent), **options)
             self._workers.append(worker)
             await worker.run(until_idle=False)
         else:

@@ -10,9 +10,9 @@ import attrs
 
 from agentfsm.core import codec
 from agentfsm.core import events as e
-from agentfsm.core.diff import difference
 from agentfsm.core.effects import AskModel
 from agentfsm.core.errors import MisuseError
+from agentfsm.journal.diff import difference
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_documents, strip_native

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentfsm._admission import admit, admit_answer
+from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.serve.errors import ForbiddenError
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.inbox import Priority
     from agentfsm.core.run_ids import DerivedId
-    from agentfsm.runs import Prompt
     from agentfsm.serve.access import Caller
     from agentfsm.serve.bodies import ShownCall
     from agentfsm.serve.gateway import Gateway

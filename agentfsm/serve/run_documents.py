@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from starlette.responses import JSONResponse
 
-from agentfsm._run_status import read_output
+from agentfsm.agents.run_reports import read_output
 from agentfsm.core.machine import State
-from agentfsm.engine.run_status import find_past_status, list_statuses, read_status
+from agentfsm.journal.run_status import find_past_status, list_statuses, read_status
 from agentfsm.serve.access import read_session_name
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.run_status import RunStatus
+    from agentfsm.journal.run_status import RunStatus
     from agentfsm.ports.store import RunSummary, Store
     from agentfsm.serve.access import Caller
 

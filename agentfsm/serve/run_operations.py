@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from starlette.responses import Response
 
-from agentfsm._admission import admit, admit_answer
-from agentfsm._concurrency import start_in_thread
-from agentfsm.agent import new_id
+from agentfsm._lib.concurrency import start_in_thread
+from agentfsm.agents.admission import admit, admit_answer
+from agentfsm.agents.agent import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.engine.tool_calls.allowances import build_document
@@ -28,7 +28,7 @@ from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway

@@ -20,9 +20,9 @@ from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter, Store
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Runs
     from agentfsm.core.messages import JSON
     from agentfsm.ports.stored import StoreRecord
-    from agentfsm.runs import Runs
 
 # Kind and key of the record.
 RECORD_KIND: Final = "serve-starts"

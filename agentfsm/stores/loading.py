@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from agentfsm._plugins import STORES, create_from_plugin, find_plugins, require_extra
+from agentfsm._lib.plugins import STORES, create_from_plugin, find_plugins, require_extra
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.ports.store import ensure_store
 

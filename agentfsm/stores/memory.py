@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm._concurrency import is_waker_dead
+from agentfsm._lib.concurrency import is_waker_dead
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at

@@ -18,7 +18,7 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.core.errors import MisuseError
 from agentfsm.streaming.log import LOGGER
 

@@ -17,7 +17,7 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentfsm._concurrency import try_call_soon
+from agentfsm._lib.concurrency import try_call_soon
 from agentfsm.core.errors import first_error
 
 # Name of the tasks in a debugger.

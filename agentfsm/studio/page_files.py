@@ -13,7 +13,7 @@ import attrs
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from agentfsm.web.http_guard import Receive, Scope, Send
+    from agentfsm._lib.web.http_guard import Receive, Scope, Send
 
 CONTENT_TYPES: Final[Mapping[str, str]] = {
     "html": "text/html; charset=utf-8",
@@ -78,6 +78,6 @@ class StudioFiles:
 
 
 async def _respond(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    length = [] if status == 304 else [(b"content-length", str(len(body)).encode())]  # noqa: PLR2004  Not Modified
+    length = [] if status == 304 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *length, *HEADERS]})
     await send({"type": "http.response.body", "body": body})

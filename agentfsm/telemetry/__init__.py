@@ -5,13 +5,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
+from agentfsm.telemetry.costs import CostEstimate, CostReport, SpendStatus, estimate, read_costs, read_spend
 from agentfsm.telemetry.spans import Content, TraceSpan, trace_of
 
 if TYPE_CHECKING:
     from agentfsm.telemetry.span_watcher import Telemetry
 
-__all__ = ["Content", "Telemetry", "TraceSpan", "trace_of"]
+__all__ = [
+    "Content",
+    "CostEstimate",
+    "CostReport",
+    "SpendStatus",
+    "Telemetry",
+    "TraceSpan",
+    "estimate",
+    "read_costs",
+    "read_spend",
+    "trace_of",
+]
 
 
 def __getattr__(name: str) -> object:

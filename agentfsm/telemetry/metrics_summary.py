@@ -15,9 +15,8 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import read_header
-from agentfsm.engine.run_list import RunIterator
-from agentfsm.engine.stranded import find_stranded
+from agentfsm.journal.load import read_header
+from agentfsm.journal.run_list import RunIterator, find_stranded
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from agentfsm.core.errors import AgentError, RunNotFoundError
 from agentfsm.core.run import begin_run
-from agentfsm.engine.execution.journal import load_predecessor
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.load import load_predecessor
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter, Store
 from agentfsm.telemetry.span_export import CountingExporter, build_exporter, build_resource, to_sdk_span
 from agentfsm.telemetry.spans import Content, TraceSpan, list_spans

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from agentfsm._concurrency import virtual_time
+from agentfsm._lib.concurrency import virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports.store import Clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm._concurrency import start_in_thread
+from agentfsm._lib.concurrency import start_in_thread
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import TokenCounter

@@ -19,7 +19,7 @@ import anyio
 import attrs
 import tiktoken
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.ports.model import TokenCounter
 from agentfsm.tokens.estimate import EstimatedCounter
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
-from agentfsm._concurrency import in_copied_context
+from agentfsm._lib.concurrency import in_copied_context
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.run_effects import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id

@@ -23,6 +23,7 @@ from typing import (
 
 import attrs
 
+from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label
@@ -39,7 +40,6 @@ from agentfsm.core.validation import (
     require_choice,
     require_members,
 )
-from agentfsm.limiter import Limiter
 from agentfsm.ports.guards import ToolTraits
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from agentfsm import Agent
-from agentfsm.learner import Learner
 from agentfsm.memory import Memory
+from agentfsm.memory.learner import Learner
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
 
@@ -35,7 +35,7 @@ def kept(here):
 
 
 APP = """
-from agentfsm.learner import Learner
+from agentfsm.memory.learner import Learner
 from agentfsm.memory import Memory
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel

@@ -5,7 +5,7 @@ from agentfsm.cli.render.formatting import count_columns
 from agentfsm.cli.render.text import format_run, format_summaries
 from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.session.attended_run import format_end
-from agentfsm.engine.run_status import list_statuses
+from agentfsm.journal.run_status import list_statuses
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 

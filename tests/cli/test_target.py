@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.core.errors import MisuseError
 

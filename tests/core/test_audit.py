@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core import events as e
-from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import Phase, parse_arguments
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import begin_run
+from agentfsm.journal.audit import build_audit
 from tests.support.run_walks import EARLIER, ending, going_on, new_calls, stamp
 from tests.support.run_walks import GIVEN as HISTORY
 from tests.support.sample_runs import (

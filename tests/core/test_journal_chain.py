@@ -5,10 +5,9 @@ import hmac
 
 import attrs
 
-from agentfsm.core.codec import encode_header
+from agentfsm.core.codec import chain_journal, encode_header
 from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.header import FORMAT, Header
-from agentfsm.core.journal_chain import chain_journal
 from agentfsm.core.messages import AssistantMessage, TextPart
 
 HEADER = Header(id="r1", prompt=(), created_at=0.0)

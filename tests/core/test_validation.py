@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from agentfsm import Limits, MisuseError, Runs, tool
+from agentfsm._lib.limiter import Limiter
 from agentfsm.cli.argument_types import parse_count, parse_seconds
 from agentfsm.core import validation as v
-from agentfsm.limiter import Limiter
 from agentfsm.models.prices import Price
 from agentfsm.ports.store import Filter, Store
 from agentfsm.stores import MemoryStore, SQLiteStore

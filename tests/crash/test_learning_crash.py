@@ -14,8 +14,8 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent
 from agentfsm.core.run_ids import name_extraction
-from agentfsm.learner import LEASE_S, Learner
 from agentfsm.memory import Memory, SQLiteIndex
+from agentfsm.memory.learner import LEASE_S, Learner
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.ports.store import SystemClock
 from agentfsm.stores import SQLiteStore

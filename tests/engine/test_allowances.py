@@ -3,10 +3,10 @@
 import pytest
 
 from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, StoreError, tool
+from agentfsm.agents.decisions import describe_allowance
+from agentfsm.agents.runs import Runs
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven
-from agentfsm.decisions import describe_allowance
 from agentfsm.guards import Guard, ask, refuse
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import names

@@ -9,7 +9,7 @@ from agentfsm import Agent, AuditRecord, Filter, Outcome, Runs, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say

@@ -4,10 +4,10 @@ import attrs
 import pytest
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PartlyDoneError, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import ApprovalGiven
 from agentfsm.core.inbox import Approve, Reject
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of

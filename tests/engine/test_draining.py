@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from agentfsm import Agent, ConflictError, Runs, tool
+from agentfsm.agents.worker import Worker
 from agentfsm.core.events import ToolCutOff, ToolLost
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
 from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.worker import Worker
 
 
 class Story:

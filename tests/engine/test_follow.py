@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, Runs, StopReason, tool
 from agentfsm.core import codec, events
-from agentfsm.engine import follow
+from agentfsm.journal import follow
 from agentfsm.ports import Store, StoredRun
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say

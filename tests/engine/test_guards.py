@@ -19,9 +19,9 @@ from agentfsm import (
     State,
     StopReason,
     ToolEvent,
-    _validation,
     tool,
 )
+from agentfsm.agents import validation
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType, ToolResult, UserMessage
@@ -737,7 +737,7 @@ def test_a_rule_of_ones_own_is_derived_from_call_guard():
 
 def test_a_rule_that_never_asks_is_logged_once(caplog):
     """All its calls are allowed; a rule with a condition, or of another guard, allows only some."""
-    _validation.warn_once.cache_clear()
+    validation.warn_once.cache_clear()
     desk = Desk()
     shadowed = Guard(ask("pay"), Guard.default(), allow("p*"))
     for guards in (
@@ -754,7 +754,7 @@ def test_a_rule_that_never_asks_is_logged_once(caplog):
 
 def test_a_rule_about_a_tool_that_there_is_not_is_logged(caplog):
     """A misspelt name would guard nothing; a pattern, and the tools of sub-agents, may come later."""
-    _validation.warn_once.cache_clear()
+    validation.warn_once.cache_clear()
     desk = Desk()
     desk.agent(MemoryStore(), "done", guards=[Guard(refuse("pya"), ask("pay", "wipe_*")), max_calls("send", 2)])
     below = Agent(ScriptedModel("done"), name="clerk").as_tool()

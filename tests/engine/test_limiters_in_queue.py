@@ -16,9 +16,9 @@ import trio
 from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.limiter import Limiter
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
 from agentfsm.tools.queue.dispatch import QueueHost

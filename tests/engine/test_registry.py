@@ -5,9 +5,9 @@ from types import MappingProxyType
 import attrs
 import pytest
 
+from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import DuplicateToolError, MisuseError
 from agentfsm.core.tool_traits import Level
-from agentfsm.limiter import Limiter
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import tool
 

@@ -7,13 +7,13 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Limits, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.core.events import Observed
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
-from agentfsm.engine import follow
-from agentfsm.engine.run_status import RunStatus, explain_standstill, find_past_status, find_status, list_statuses
-from agentfsm.runs import Runs
+from agentfsm.journal import follow
+from agentfsm.journal.run_status import RunStatus, explain_standstill, find_past_status, find_status, list_statuses
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 

@@ -5,9 +5,9 @@ import attrs
 import pytest
 
 from agentfsm import Agent, MisuseError, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.core.header import FORMAT
 from agentfsm.ports import Filter
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, VirtualClock, call, run_virtual, say
 from tests.support.checks import Wrapped

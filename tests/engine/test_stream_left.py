@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, ToolEvent, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import ClosedError
 from agentfsm.core.messages import ToolCall
-from agentfsm.seals import SealFile
+from agentfsm.journal.seals import SealFile
 from agentfsm.stores import MemoryStore
 from agentfsm.streaming.stream import StreamEvent
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say

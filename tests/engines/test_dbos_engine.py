@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from agentfsm import Agent, MisuseError, RunContext, State, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.engines.dbos import DBOSEngine
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore, PostgresStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.models import FunctionModel

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, RunContext, State, TransientError
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.events import Resumed
 from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
 from agentfsm.ports import Reply, Request
-from agentfsm.subagent import find_inner_agent
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.models import FunctionModel
 

@@ -194,7 +194,7 @@ def network(site, monkeypatch):
         connected.append(host)
         return await connect(self, "127.0.0.1", site.server_port, *rest)
 
-    monkeypatch.setattr("agentfsm._public_network.anyio.getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("agentfsm._lib.public_network.anyio.getaddrinfo", getaddrinfo)
     monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
     return answers, connected
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agentfsm import MisuseError
-from agentfsm._public_network import is_local_host, is_private
+from agentfsm._lib.public_network import is_local_host, is_private
 from agentfsm.mcp import MCPServer, MCPServerError
 
 

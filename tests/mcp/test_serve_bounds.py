@@ -10,10 +10,10 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import tool
+from agentfsm._lib.web import http_connections
+from agentfsm._lib.web.eviction import derive_client_key
 from agentfsm.mcp import ClientLimits, MCPService
 from agentfsm.mcp.server import http_sessions
-from agentfsm.web import http_connections
-from agentfsm.web.eviction import derive_client_key
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 # Whether the rude client has the address of the others.

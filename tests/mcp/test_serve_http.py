@@ -13,12 +13,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ElicitResult, Implementation
 
 from agentfsm import Agent, tool
+from agentfsm._lib.web.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
+from agentfsm._lib.web.http_server import bind_socket
 from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPService, Resource
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable
-from agentfsm.web.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
-from agentfsm.web.http_server import bind_socket
 from tests.support.server_reaper import HANG_S
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing

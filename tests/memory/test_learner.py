@@ -7,8 +7,8 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Runs, tool
 from agentfsm.core.run_ids import DerivedId
-from agentfsm.learner import Learner
 from agentfsm.memory import Memory
+from agentfsm.memory.learner import Learner
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -210,7 +210,7 @@ class WaitingModel(ScriptedModel):
 @pytest.mark.parametrize("name", ["memory", "second"])
 async def test_two_learners_at_once(store, memory, monkeypatch, name):
     """Under one name the second waits until the first has read everything; under two names both read everything."""
-    monkeypatch.setattr("agentfsm.learner.FOLLOWER_POLL_S", 0.001)
+    monkeypatch.setattr("agentfsm.memory.learner.FOLLOWER_POLL_S", 0.001)
     await report(store, id="r1")
     model, ended = WaitingModel(LEARNED), []
 
@@ -262,7 +262,7 @@ async def test_a_crash_at_any_point_leaves_one_episode(store, memory, monkeypatc
     with monkeypatch.context() as patched:
         match point:
             case "load_run" | "read_header":
-                patched.setattr(f"agentfsm.learner.{point}", crash)
+                patched.setattr(f"agentfsm.memory.learner.{point}", crash)
             case "add":
                 patched.setattr(memory.index, "add", crash)
             case "after add":

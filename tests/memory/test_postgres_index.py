@@ -7,8 +7,8 @@ import pytest
 
 from agentfsm import Agent
 from agentfsm.core.errors import MisuseError
-from agentfsm.learner import Learner
 from agentfsm.memory import Memory, PostgresIndex
+from agentfsm.memory.learner import Learner
 from agentfsm.stores import PostgresStore
 from agentfsm.testing import HashEmbedder, ScriptedModel
 from agentfsm.testing.memory_conformance import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentfsm import Agent, Limits, Runs, tool
 from agentfsm.core.errors import ConflictError, RunNotFoundError
-from agentfsm.learner import Learner
 from agentfsm.memory import Memory
+from agentfsm.memory.learner import Learner
 from agentfsm.ports.memory_items import MemoryItem
 from agentfsm.ports.store import Clock
 from agentfsm.stores import MemoryStore

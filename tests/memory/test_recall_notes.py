@@ -8,8 +8,8 @@ from agentfsm import Agent
 from agentfsm.context import BySimilarity
 from agentfsm.core.messages import MessageOrigin, TextPart, UserMessage
 from agentfsm.engine.model_calls.message_groups import group_messages
-from agentfsm.learner import Learner
 from agentfsm.memory import Memory
+from agentfsm.memory.learner import Learner
 from agentfsm.planning import Planner
 from agentfsm.ports.context import GroupKind
 from agentfsm.reflection import RUBRIC, Reflector

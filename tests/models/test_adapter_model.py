@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from agentfsm import Agent
-from agentfsm._plugins import find_plugins
+from agentfsm._lib.plugins import find_plugins
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.usage import Usage

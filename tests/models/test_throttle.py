@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent
+from agentfsm._lib.limiter import MINUTE_S
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import Usage
-from agentfsm.limiter import MINUTE_S
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.models.wrappers.throttle import Throttled, ThrottleStatistics
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk

@@ -3,7 +3,7 @@
 import pytest
 
 from agentfsm import Agent, MisuseError, tool
-from agentfsm.core.diff import difference
+from agentfsm.journal.diff import difference
 from agentfsm.prompts import Prompts, PromptTemplate
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, call, say

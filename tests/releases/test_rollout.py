@@ -384,7 +384,7 @@ def test_a_release_whose_executions_raise_errors_is_rolled_back():
 
 async def test_every_store_tells_a_run_that_is_tried_again_from_one_that_waits_for_a_worker(store, monkeypatch):
     """By the time from which it is tried again: only the first is the fault of its release."""
-    monkeypatch.setattr("agentfsm.worker.BACKOFF_S", 60.0)
+    monkeypatch.setattr("agentfsm.agents.worker.BACKOFF_S", 60.0)
     monkeypatch.setattr("agentfsm.releases.arm_results._STALLED_S", -60.0)
 
     def breaks(_request):

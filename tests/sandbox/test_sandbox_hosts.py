@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import anyio
 import pytest
 
-from agentfsm._public_network import matches_host
+from agentfsm._lib.public_network import matches_host
 from agentfsm.sandbox import Sandbox, find_isolation
 from agentfsm.sandbox.egress_proxy import open_proxy
 from tests.support import sandbox_functions

@@ -18,9 +18,9 @@ import pytest
 
 import agentfsm
 from agentfsm import Agent, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.core.messages import UserMessage
 from agentfsm.core.run_ids import build_key_id
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from agentfsm.tools.builtin import wait

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from agentfsm import Agent, tool
+from agentfsm._lib.web import http_connections
 from agentfsm.serve import serve
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.web import http_connections
 from tests.support.gateway_client import events_of, named, paying, read_caller, serving
 
 

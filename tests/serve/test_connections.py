@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from agentfsm import MisuseError
-from agentfsm.web import http_server
-from agentfsm.web.http_connections import ConnectionLimits, find_client, parse_network
-from agentfsm.web.http_guard import HTTPGuard, build_allowed_hosts
+from agentfsm._lib.web import http_server
+from agentfsm._lib.web.http_connections import ConnectionLimits, find_client, parse_network
+from agentfsm._lib.web.http_guard import HTTPGuard, build_allowed_hosts
 from tests.support.gateway_client import paying, serving
 
 CHECKS = frozenset({"/healthz", "/readyz"})

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from agentfsm import Agent, MisuseError
-from agentfsm._deltas import DeltaRelay, Piece
+from agentfsm.agents.deltas import DeltaRelay, Piece
+from agentfsm.agents.runs import Runs
 from agentfsm.cli import main
 from agentfsm.ports import Reply, TextChunk
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore, open_store
 from agentfsm.stores.redis import broadcast
 from agentfsm.streaming.stream import CallDelta, TextDelta, ThinkingDelta

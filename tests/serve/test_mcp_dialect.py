@@ -11,7 +11,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import Agent, RunContext, tool
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import StoreError
 from agentfsm.core.messages import ToolResult
 from agentfsm.serve import RateLimits, serve

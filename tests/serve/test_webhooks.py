@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentfsm import Agent, MisuseError, tool
+from agentfsm._lib.web import http_server
 from agentfsm.cli import main
 from agentfsm.serve import IncomingWebhook, OutgoingWebhook, webhooks
 from agentfsm.serve.dialects import webhooks as module
 from agentfsm.serve.dialects.webhook_file import read_webhook_file
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.web import http_server
 from tests.support.gateways import named, serving
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-import agentfsm.agent as agents
+import agentfsm.agents.agent as agents
 from agentfsm.testing.clock import run_virtual
 
 T = TypeVar("T")

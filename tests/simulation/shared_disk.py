@@ -17,7 +17,7 @@ import anyio
 import attrs
 from seeded import at_once
 
-from agentfsm._concurrency import boot_clock
+from agentfsm._lib.concurrency import boot_clock
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished, ToolStarted

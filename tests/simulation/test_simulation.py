@@ -22,7 +22,7 @@ from play import play
 from shared_disk import Disk, HandleTerm
 from world import World, here
 
-import agentfsm.agent as agents
+import agentfsm.agents.agent as agents
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentfsm._concurrency import boot_clock
+from agentfsm._lib.concurrency import boot_clock
 from agentfsm.stores.threaded import owner as owners
 from agentfsm.stores.threaded.owner import OwnerIdentity
 

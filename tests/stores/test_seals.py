@@ -6,7 +6,7 @@ import pytest
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import CorruptError, MisuseError
-from agentfsm.seals import Fault, SealFile, read_seal_key
+from agentfsm.journal.seals import Fault, SealFile, read_seal_key
 from agentfsm.testing import ScriptedModel, call, say
 
 KEY = b"k" * 32
@@ -132,6 +132,6 @@ async def test_another_format(store, tmp_path, monkeypatch):
     seals = SealFile(tmp_path / "seals", key=KEY)
     await pay_in(store, "r1")
     await seal(store, seals)
-    monkeypatch.setattr("agentfsm.seals.FORMAT", 9)
+    monkeypatch.setattr("agentfsm.journal.seals.FORMAT", 9)
     with pytest.raises(MisuseError, match="has seals of format 5, and this agentfsm hashes format 9"):
         await check(store, seals)

@@ -7,7 +7,7 @@ import logging
 import anyio
 import pytest
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.core.events import Observed
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore

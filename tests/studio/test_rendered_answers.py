@@ -5,7 +5,7 @@ import re
 import pytest
 from markdown import markdown
 
-from agentfsm._markup import render_markdown
+from agentfsm._lib.markup import render_markdown
 from agentfsm.core.labels import Label
 from agentfsm.guards import exit_filter
 from agentfsm.ports.guards import OutgoingText

@@ -14,7 +14,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Run, State, StopReason
-from agentfsm import _concurrency as pool
+from agentfsm._lib import concurrency as pool
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.header import Header

@@ -17,6 +17,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
+from agentfsm.agents.worker import Worker
 from agentfsm.core import codec
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
@@ -42,7 +43,6 @@ from agentfsm.stores.threaded.store import ThreadedStore
 from agentfsm.testing.crash import crash_point, report
 from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.run_context import Found
-from agentfsm.worker import Worker
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
 PERSON = "ann"

@@ -5,9 +5,9 @@ import json
 
 import attrs
 
+from agentfsm.agents.runs import Runs
 from agentfsm.core import codec
 from agentfsm.core.text_safety import find_hidden
-from agentfsm.runs import Runs
 
 # A tag, a mark that reorders, a zero width, a terminal escape and an annotation.
 HIDDEN = "a\U000e0041b\u202ec\u200bd\x1b[2Ke\ufff9f"

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 
+from agentfsm._lib.web import http_server
 from agentfsm.serve import Caller, serve
-from agentfsm.web import http_server
 
 
 def read_caller(request):

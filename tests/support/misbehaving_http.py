@@ -100,7 +100,7 @@ class Rude(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def act(self, message):  # noqa: PLR0915  a table of habits reads best in one place
+    def act(self, message):
         habit = self.server.habit
         calls = sum(each["method"] == "tools/call" for each in self.server.heard)
         match habit:

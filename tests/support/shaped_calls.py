@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agentfsm import Agent, RunContext, ask_user, tool
+from agentfsm.agents.runs import Runs
 from agentfsm.core import events as e
 from agentfsm.core.errors import OutcomeUnknownError
 from agentfsm.core.pending import Question
-from agentfsm.runs import Runs
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.run_context import InputRequired
 

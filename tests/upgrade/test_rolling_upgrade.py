@@ -12,7 +12,7 @@ import pytest
 from agentfsm.cli.render.text import format_summaries
 from agentfsm.core.errors import TooNewError
 from agentfsm.core.header import FORMAT
-from agentfsm.engine.run_status import list_statuses
+from agentfsm.journal.run_status import list_statuses
 from tests.support.database_servers import empty_schema
 from tests.support.other_versions import make_first_version, make_next_version
 from tests.support.version_story import Books, make_agent, open_store

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands import seal_files
 from agentfsm.cli.render.formatting import (
@@ -27,11 +28,10 @@ from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
 from agentfsm.core.tool_traits import matches_tool
 from agentfsm.ports.store import Filter
-from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.audit_records import AuditRecord
+    from agentfsm.journal.audit import AuditRecord
     from agentfsm.ports.store import Store
 
 

@@ -15,7 +15,7 @@ from agentfsm.flow import Flow
 from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.codes import ExitCode
     from agentfsm.cli.terminal import Terminal
 

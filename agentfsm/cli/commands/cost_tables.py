@@ -13,8 +13,16 @@ from agentfsm.cli.render.formatting import count_columns, fit_columns, format_co
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.costs import CostEstimate, CostReport, SpendStatus, build_cost_document, estimate, read_costs, read_spend
 from agentfsm.ports.store import Filter
+from agentfsm.telemetry.costs import (
+    CostEstimate,
+    CostReport,
+    SpendStatus,
+    build_cost_document,
+    estimate,
+    read_costs,
+    read_spend,
+)
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm._admission import admit, admit_answer
+from agentfsm.agents.admission import admit, admit_answer
+from agentfsm.agents.decisions import describe_allowance, find_pending
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.render.json_documents import build_run_json
@@ -23,9 +25,7 @@ from agentfsm.core.errors import AgentError, ConflictError, MisuseError
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import escape_hidden
-from agentfsm.decisions import describe_allowance, find_pending
 from agentfsm.engine.tool_calls.allowances import build_document
-from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

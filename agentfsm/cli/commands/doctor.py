@@ -28,8 +28,8 @@ from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import load_run
 from agentfsm.guards.reach import explain_idle_guards
+from agentfsm.journal.load import load_run
 from agentfsm.models.profiles import ModelProfile
 from agentfsm.ports.store import Filter
 from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
@@ -39,7 +39,7 @@ from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.tools.lint import Finding
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.ports.store import RunSummary, Store
 

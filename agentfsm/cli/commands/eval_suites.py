@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.agent_target import is_target, load_target
@@ -23,7 +24,6 @@ from agentfsm.evals.comparison import Conclusion
 from agentfsm.evals.release_gate import GateDecision, append_history, find_below_floors, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
 from agentfsm.evals.suite_files import describe_run, load_suite
-from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm._admission import admit, admit_messages
-from agentfsm._deltas import DeltaRelay, pass_deltas
-from agentfsm.agent import WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.admission import admit, admit_messages
+from agentfsm.agents.agent import WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.deltas import DeltaRelay, pass_deltas
+from agentfsm.agents.worker import Worker
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -35,8 +36,8 @@ from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
+from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores.loading import mask_password
-from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,7 +256,13 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     poll_s = args.poll or WORKER_POLL_S
     if rollout is None:
         own = Worker(
-            agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=poll_s, drain_s=args.drain
+            agent=agent,
+            execute=report.execute,
+            deps=None,
+            parallel=args.parallel,
+            poll_s=poll_s,
+            drain_s=args.drain,
+            starter=DueRuns(agent),
         )
         work = partial(own.run, until_idle=args.until_idle)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.otlp import OTLP, export_traces
 from agentfsm.cli.render import flowchart
@@ -30,9 +31,8 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import strip_unsafe
-from agentfsm.engine.run_status import RunStatus, explain_standstill, find_past_status, list_statuses, read_status
+from agentfsm.journal.run_status import RunStatus, explain_standstill, find_past_status, list_statuses, read_status
 from agentfsm.ports.store import Filter, Store
-from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.engine.stranded import StrandedRun
+    from agentfsm.journal.run_list import StrandedRun
     from agentfsm.ports.store import RunSummary
     from agentfsm.ports.stored import Feedback
 

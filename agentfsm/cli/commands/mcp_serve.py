@@ -12,7 +12,7 @@ import anyio
 import attrs
 from anyio.abc import TaskStatus
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import load_target
 from agentfsm.cli.resolve.mcp_servers import load_mcp

@@ -171,7 +171,7 @@ def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def learn(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Learn from the ended runs of the learner's store until a signal arrives, or until all are read."""
-    from agentfsm.learner import Learner  # noqa: PLC0415  brings sqlite3
+    from agentfsm.memory.learner import Learner  # noqa: PLC0415  brings sqlite3
 
     learner: Learner = load_target(args.learner, Learner)
     terminal.err(f"learning from ended runs as follower {learner.name!r}; stop with Ctrl-C")

@@ -6,7 +6,7 @@ import argparse
 from math import inf
 from typing import TYPE_CHECKING
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.run_lookup import run_in_store

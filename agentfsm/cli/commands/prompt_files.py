@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.cli.argument_types import parse_count, parse_pair
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.session.prompts import user_name

@@ -23,7 +23,7 @@ from agentfsm.schedules.schedule_client import Schedules
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.schedules.schedule import Schedule
     from agentfsm.schedules.schedule_client import BackfilledRuns

@@ -12,7 +12,7 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.seals import KEY_VARIABLE, Fault, SealCheck, SealFile
+from agentfsm.journal.seals import KEY_VARIABLE, Fault, SealCheck, SealFile
 from agentfsm.stores.home import HOME_FOLDER
 
 if TYPE_CHECKING:

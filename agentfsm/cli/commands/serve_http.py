@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from anyio.abc import TaskStatus
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.mcp_serve import split_address
 from agentfsm.cli.resolve.agent_target import is_target, load_target, split_target
@@ -77,7 +77,7 @@ def studio(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         MisuseError: if other machines could connect.
     """
     host, _ = split_address(args.http)
-    guard: Any = import_module("agentfsm.web.http_guard")
+    guard: Any = import_module("agentfsm._lib.web.http_guard")
     if not guard.is_loopback(host.strip("[]")):
         raise MisuseError(
             f"{host!r} can be reached from other machines: use `agentfsm serve module:agent --studio --keys keys.json`"
@@ -226,7 +226,7 @@ def _build_auth(args: argparse.Namespace, gateway: Any) -> Authenticate:
     Raises:
         MisuseError: if other machines could connect without a key, or the file of keys cannot be read.
     """
-    guard: Any = import_module("agentfsm.web.http_guard")
+    guard: Any = import_module("agentfsm._lib.web.http_guard")
     host, _ = split_address(args.http)
     if args.keys is not None:
         keys: Authenticate = gateway.APIKeys(args.keys)
@@ -251,11 +251,11 @@ def _read_limits(gateway: Any, args: argparse.Namespace, prefix: str) -> Any:
 
 
 async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNotice) -> None:
-    guard: Any = import_module("agentfsm.web.http_guard")
-    server: Any = import_module("agentfsm.web.http_server")
+    guard: Any = import_module("agentfsm._lib.web.http_guard")
+    server: Any = import_module("agentfsm._lib.web.http_server")
     host, port = split_address(args.http)
     host = host.strip("[]")
-    connections: Any = import_module("agentfsm.web.http_connections")
+    connections: Any = import_module("agentfsm._lib.web.http_connections")
     paths: Any = import_module("agentfsm.serve.app")
     checks = frozenset({paths.HEALTH_PATH, paths.READY_PATH})
     guarded = guard.HTTPGuard(

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.cli.codes import ExitCode
 
 if TYPE_CHECKING:

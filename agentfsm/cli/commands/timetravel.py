@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from agentfsm._admission import admit
+from agentfsm.agents.admission import admit
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import NOTE_CHARS, fit_with_length
 from agentfsm.cli.render.json_documents import build_run_json
@@ -17,16 +18,15 @@ from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.cli.session.attended_run import build_hint
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.core.codec import message_to_json
-from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import strip_unsafe
-from agentfsm.runs import Runs
+from agentfsm.journal.diff import difference
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.diff import Difference
     from agentfsm.core.run import Run
     from agentfsm.engine.replay import Replay
+    from agentfsm.journal.diff import Difference
 
 # A terminal that is narrower than this wraps the lines of a difference.
 MIN_COLUMNS: Final = 60

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.cli.demo.scripted_model import answer_request
 from agentfsm.cli.demo.survey_tools import list_folder, read_file, search_text, write_report
 from agentfsm.cli.resolve.store_location import make_folder

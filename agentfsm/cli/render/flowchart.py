@@ -17,7 +17,7 @@ from agentfsm.core.value import Value
 from agentfsm.flow import Flow, Step
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
     from agentfsm.tools.tool import Tool

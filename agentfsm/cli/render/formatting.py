@@ -36,7 +36,7 @@ def format_arguments(arguments: Mapping[str, object]) -> str:
 
 def format_duration(value: float) -> str:
     """Return a duration in seconds: 0.004 s, 2.1 s, 75 s."""
-    return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"  # noqa: PLR2004
+    return f"{value:.3f} s" if value < 1 else f"{value:.1f} s" if value < 60 else f"{value:,.0f} s"
 
 
 # Declarations of a tool that decide how its calls are executed.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Decision
     from agentfsm.core.run import Run
-    from agentfsm.engine.run_status import RunStatus
+    from agentfsm.journal.run_status import RunStatus
     from agentfsm.ports.store import RunSummary
 
 

@@ -19,7 +19,6 @@ from agentfsm.cli.render.formatting import (
     format_time,
 )
 from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait, format_whole_call
-from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
     AnswerDrafted,
@@ -45,7 +44,8 @@ from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.tier_choice import KEPT
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
-from agentfsm.engine.run_status import RunStatus
+from agentfsm.journal.audit import build_audit
+from agentfsm.journal.run_status import RunStatus
 from agentfsm.ports.stored import BEST_RATING
 from agentfsm.stores.rules import decision_word
 from agentfsm.tokens.ledger import estimate_tokens
@@ -53,7 +53,6 @@ from agentfsm.tokens.ledger import estimate_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.calls import OpenCall
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.core.usage import AgentCost, Usage
+    from agentfsm.journal.audit import AuditRecord
     from agentfsm.ports.store import RunSummary
     from agentfsm.ports.stored import Feedback
 

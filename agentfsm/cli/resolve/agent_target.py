@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.subagent import find_inner_agent
 from agentfsm.tools.queue.result_text import describe_error
 from agentfsm.tools.tool import Tool
 

@@ -23,7 +23,7 @@ from agentfsm.core.text_safety import one_line
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
     from agentfsm.mcp.trust.config_variables import InputField

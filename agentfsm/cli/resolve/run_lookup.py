@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
+from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import iter_agents, join_target, load_agent, load_target, split_target
 from agentfsm.cli.resolve.mcp_servers import join_servers
@@ -17,7 +18,6 @@ from agentfsm.cli.resolve.store_location import create_store, open_existing_stor
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
 from agentfsm.releases import Rollout
-from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 

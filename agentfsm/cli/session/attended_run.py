@@ -40,7 +40,7 @@ from agentfsm.tools.queue.result_text import describe_error
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.render.progress import RunView
     from agentfsm.cli.session.prompts import DecideFunction, Submission
     from agentfsm.cli.terminal import Terminal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
-from agentfsm._admission import admit
+from agentfsm.agents.admission import admit
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.chat_view import ChatView, PlainChatView
@@ -32,7 +32,7 @@ from agentfsm.ports.store import Filter
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
+    from agentfsm.agents.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.agents.decisions import build_input
 from agentfsm.cli.render.pending import question_properties
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import format_exact_json
-from agentfsm.decisions import build_input
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from agentfsm._admission import admit_answer
+from agentfsm.agents.admission import admit_answer
+from agentfsm.agents.decisions import describe_allowance
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import (
     describe_unknown_outcome,
@@ -21,13 +22,12 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.pending import Answer, PendingKind
 from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.text_safety import escape_hidden, format_exact_json
-from agentfsm.decisions import describe_allowance
 from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Runs
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.pending import Pending
-    from agentfsm.runs import Runs
 
 # Submits a decision to the run that asked for it.
 Submission: TypeAlias = Callable[["Runs"], Awaitable[None]]

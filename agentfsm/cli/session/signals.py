@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, TypeVarTuple, cast
 import anyio
 import attrs
 
-from agentfsm._concurrency import threadsafe_scheduler
+from agentfsm._lib.concurrency import threadsafe_scheduler
 from agentfsm.cli.codes import ExitCode
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentfsm._concurrency import next_tick_scheduler
+from agentfsm._lib.concurrency import next_tick_scheduler
 
 if TYPE_CHECKING:
-    from agentfsm._concurrency import CallSoon
+    from agentfsm._lib.concurrency import CallSoon
 
 # Steps per round of the event loop: 3 to 6 ms of work. Waiting for the next round costs 10 us if no other step waits.
 STEPS_PER_TICK: Final = 64

@@ -18,7 +18,7 @@ import attrs
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import read_header
+from agentfsm.journal.load import read_header
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header

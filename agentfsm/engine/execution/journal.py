@@ -7,22 +7,26 @@ before they cause an effect.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint
 
-from agentfsm._concurrency import boot_clock, make_waker
+from agentfsm._lib.concurrency import boot_clock, make_waker
 from agentfsm.core import events as e
-from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, StoreError
+from agentfsm.core.errors import ConflictError, LeaseLostError, StoreError
 from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
-from agentfsm.core.run import Run, begin_run
+from agentfsm.core.run import Run
 from agentfsm.core.trace_context import run_context
+from agentfsm.journal.load import (
+    NO_RUNS,
+    EndedRuns,
+    load_run,
+)
 from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
@@ -33,84 +37,12 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem
-    from agentfsm.ports.stored import StoredRun
     from agentfsm.streaming.watch import Outlet
 
 _set_frozen = object.__setattr__
 
-# Ended runs, by id.
-EndedRuns: TypeAlias = Mapping[str, Run[Any]]
-_NO_RUNS: Final[EndedRuns] = {}
-# Events folded without yielding to the event loop: 2 to 4 ms.
-FOLD_BATCH: Final = 1_000
-# Version to read after if only the header is needed.
-_AFTER_ALL: Final = 2**31
 # Seconds that a cancelled execution may take to finish its writes.
 CLOSE_TIMEOUT_S: Final = 5.0
-
-
-async def load_run(store: Store, run_id: str, at: int | None = None, ended_runs: EndedRuns = _NO_RUNS) -> Run:
-    """Load a run from its journal.
-
-    Args:
-        store: The store of the run.
-        run_id: The id of the run.
-        at: The version to stop at; None for the latest.
-        ended_runs: Runs already loaded, as in `load_predecessor`.
-    """
-    stored = await store.read(run_id)
-    events = stored.events if at is None else first_events(stored, at)
-    return await fold_events(begin_run(stored.header, await load_predecessor(store, stored.header, ended_runs)), events)
-
-
-async def fold_events(run: Run, events: Sequence[Event]) -> Run:
-    """Fold events into a run in batches, yielding to the event loop in between, also for a very long run."""
-    for start in range(0, len(events), FOLD_BATCH):
-        if start:
-            await checkpoint()
-        run = run.fold(events[start : start + FOLD_BATCH])
-    return run
-
-
-def first_events(stored: StoredRun, at: int) -> Sequence[Event]:
-    """Return the first events of a journal, which make version `at`.
-
-    Raises:
-        MisuseError: if the journal has no such version.
-    """
-    newest = len(stored.events)
-    if not isinstance(at, int) or not 0 <= at <= newest:
-        raise MisuseError(f"run {stored.header.id!r} has no version {at!r}: its versions are 0 to {newest}")
-    return stored.events[:at]
-
-
-async def read_header(store: Store, run_id: str) -> Header:
-    """Return a run's header, without its events."""
-    return (await store.read(run_id, after=_AFTER_ALL)).header
-
-
-async def load_predecessor(store: Store, header: Header, ended_runs: EndedRuns = _NO_RUNS) -> Run | None:
-    """Return the run that another continues, with its own predecessors folded in; None if there is none.
-
-    Args:
-        store: The store of the runs.
-        header: The header of the run that continues.
-        ended_runs: Runs already loaded, so that a conversation need not be read from its beginning each time.
-    """
-    chain: list[StoredRun] = []
-    run: Run | None = None
-    while header.after is not None and (run := await _check_cached(store, ended_runs.get(header.after))) is None:
-        chain.append(await store.read(header.after))
-        header = chain[-1].header
-    for stored in reversed(chain):
-        run = await fold_events(begin_run(stored.header, run), stored.events)
-    return run
-
-
-async def _check_cached(store: Store, known: Run | None) -> Run | None:
-    """Return the cached run, unless its id was reused for another run."""
-    is_same = known is not None and await read_header(store, known.id) == known.header
-    return known if is_same else None
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -181,7 +113,7 @@ class Journal:
         must_be_new: bool = False,
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
-        ended_runs: EndedRuns = _NO_RUNS,
+        ended_runs: EndedRuns = NO_RUNS,
         watch: tuple[Outlet, ...] = (),
     ) -> Self:
         """Take the lease of a run.

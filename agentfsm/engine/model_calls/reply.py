@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from agentfsm._concurrency import is_foreign_cancellation
+from agentfsm._lib.concurrency import is_foreign_cancellation
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.ports.model import (

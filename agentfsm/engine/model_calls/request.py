@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from agentfsm._http import parse_wait_s
+from agentfsm._lib.retry_after import parse_wait_s
 from agentfsm.core import events as e
 from agentfsm.core.errors import (
     MisuseError,

@@ -21,7 +21,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, ToolCall
 from agentfsm.core.text_safety import format_exact_json
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import read_header
+from agentfsm.journal.load import read_header
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution

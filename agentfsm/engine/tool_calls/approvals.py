@@ -15,12 +15,11 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments, replace_arguments
-from agentfsm.core.errors import ArgumentsError, RunNotFoundError
+from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import (
     Approve,
-    Cancel,
     Decision,
     GiveInput,
     InboxItem,
@@ -38,13 +37,12 @@ from agentfsm.core.value import Value
 from agentfsm.engine.execution.call_costs import calculate_call_cost
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
 from agentfsm.engine.tool_calls.allowances import Allowance, find_allowance
 from agentfsm.engine.tool_calls.call_guards import decide_call, is_asked_only_by, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
-from agentfsm.ports.store import Store
+from agentfsm.journal.load import is_wait_over
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import QueueHost
@@ -176,26 +174,6 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
         return True
     first = {item.run_id: item for item in reversed(entry.pending)}
     return any([await is_wait_over(execution.journal.store, each, now) for each in first.values()])
-
-
-async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
-    """Return whether an inbox row ends the wait for this item, or its time is up, `now` by the store's clock."""
-    if item.expires_at is not None and now >= item.expires_at:
-        return True
-    try:
-        # Read the inbox first: rows consumed by then are in the journal.
-        if any(_ends_wait(row, item) for row in await store.inbox(item.run_id)):
-            return True
-        return item not in (await load_run(store, item.run_id)).pending  # another worker has continued it
-    except RunNotFoundError:  # deleted: the parent run's call reports it
-        return True
-
-
-def _ends_wait(row: PostedItem, item: Pending) -> bool:
-    """Return whether a row ends the wait."""
-    if isinstance(row.item, Decision):
-        return row.item.call_id == item.call_id
-    return isinstance(row.item, Cancel) or (isinstance(row.item, Input) and item.kind is PendingKind.INPUT)
 
 
 # One call.

@@ -22,7 +22,8 @@ from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run, read_header
+from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S
+from agentfsm.journal.load import load_run, read_header
 from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
 from agentfsm.tools.queue.result_text import GO_ON_WITHOUT

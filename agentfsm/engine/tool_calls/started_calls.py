@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm._concurrency import is_foreign_cancellation, start_in_thread
+from agentfsm._lib.concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, stricter_policy
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult

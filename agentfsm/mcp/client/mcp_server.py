@@ -11,9 +11,9 @@ import attrs
 import httpx2
 import mcp.types as m
 
+from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Part
-from agentfsm.limiter import Limiter
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import attrs
 
-from agentfsm._concurrency import ThreadFuture, threadsafe_scheduler
+from agentfsm._lib.concurrency import ThreadFuture, threadsafe_scheduler
 from agentfsm.core.errors import first_error
 from agentfsm.tools.run_context import InputRequired
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx2
 from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
-from agentfsm._http import parse_retry_after
+from agentfsm._lib.retry_after import parse_retry_after
 from agentfsm.mcp.connection.request_errors import (
     BAD_REQUEST,
     FIRST_ERROR,

@@ -15,7 +15,7 @@ from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm._public_network import PublicAddressTransport, check_url
+from agentfsm._lib.public_network import PublicAddressTransport, check_url
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
 from agentfsm.mcp.connection.request_errors import MessageTooLongError

@@ -17,7 +17,7 @@ from mcp.shared._httpx_utils import RedirectAwareAuth
 from mcp.shared.auth import AuthorizationCodeResult
 from mcp.types.version import LATEST_HANDSHAKE_VERSION
 
-from agentfsm._public_network import check_url
+from agentfsm._lib.public_network import check_url
 from agentfsm.core.errors import first_error
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.mcp.errors import MCPServerError

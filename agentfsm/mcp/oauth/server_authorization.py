@@ -25,7 +25,7 @@ from mcp.shared._httpx_utils import RedirectAwareAuth
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 from pydantic import AnyUrl
 
-from agentfsm._public_network import check_url
+from agentfsm._lib.public_network import check_url
 from agentfsm.mcp.errors import AuthorizationServerError, LoginRequiredError
 from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.oauth.stored_login import Challenge, LoginStorage

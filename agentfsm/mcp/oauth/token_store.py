@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import anyio
 import attrs
 
-from agentfsm._shared_files import change_file, open_lock, try_lock
+from agentfsm._lib.shared_files import change_file, open_lock, try_lock
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.mcp.errors import MCPServerError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from agentfsm._lib.web.http_connections import MAX_CONNECTIONS
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
 from agentfsm.mcp.server.http_sessions import MAX_SESSIONS
-from agentfsm.web.http_connections import MAX_CONNECTIONS
 
 
 @attrs.frozen(kw_only=True)

@@ -15,8 +15,8 @@ import attrs
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
-from agentfsm.web.eviction import choose_evicted, derive_client_key
-from agentfsm.web.http_guard import App, Message, Receive, Scope, Send
+from agentfsm._lib.web.eviction import choose_evicted, derive_client_key
+from agentfsm._lib.web.http_guard import App, Message, Receive, Scope, Send
 
 # Sessions at once, of some 40 KB each.
 MAX_SESSIONS: Final = 1_000

@@ -16,7 +16,7 @@ from mcp import MCPError
 from mcp.shared.path_security import contains_path_traversal, is_absolute_path
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
-from agentfsm._concurrency import start_in_thread
+from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ImagePart, TextPart, UserMessage, read_inline_data
 from agentfsm.core.value import Value

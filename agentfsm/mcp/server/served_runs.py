@@ -19,21 +19,22 @@ from mcp import MCPError
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
-from agentfsm._admission import admit, admit_answer
-from agentfsm._run_status import describe_progress, describe_run
-from agentfsm._runnable_agent import RunnableAgent
+from agentfsm.agents.admission import admit, admit_answer
+from agentfsm.agents.run_reports import describe_progress, describe_run
+from agentfsm.agents.runnable_agent import RunnableAgent
+from agentfsm.agents.worker import Worker
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine.run_status import RunStatus, list_statuses, read_status
+from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
+from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
-from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -172,6 +173,7 @@ class ServedRuns:
             parallel=MAX_PARALLEL_RUNS,
             poll_s=POLL_S,
             drain_s=drain_s,
+            starter=DueRuns(self.agent),
         )
         with anyio.CancelScope() as scope:
             own = self._workers[worker] = _WorkerScope(scope)

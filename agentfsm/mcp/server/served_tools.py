@@ -16,6 +16,7 @@ import attrs
 import mcp.types as m
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from agentfsm._lib.web.eviction import derive_client_key
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
@@ -43,7 +44,6 @@ from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
-from agentfsm.web.eviction import derive_client_key
 
 _log = logging.getLogger("agentfsm.mcp")
 

@@ -24,7 +24,17 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 
-from agentfsm._runnable_agent import RunnableAgent
+from agentfsm._lib.web import http_server as web
+from agentfsm._lib.web.http_connections import ConnectionLimits
+from agentfsm._lib.web.http_guard import (
+    TOKEN_VARIABLE,
+    App,
+    HTTPGuard,
+    build_allowed_hosts,
+    is_loopback,
+    resolve_token,
+)
+from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.validation import NOT_NEGATIVE, require_type
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
@@ -41,16 +51,6 @@ from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
-from agentfsm.web import http_server as web
-from agentfsm.web.http_connections import ConnectionLimits
-from agentfsm.web.http_guard import (
-    TOKEN_VARIABLE,
-    App,
-    HTTPGuard,
-    build_allowed_hosts,
-    is_loopback,
-    resolve_token,
-)
 
 # The default HTTP port, which is usual for MCP servers.
 DEFAULT_PORT: Final = 8000

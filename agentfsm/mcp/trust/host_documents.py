@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 import jiter
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust import server_packages

@@ -16,7 +16,7 @@ import attrs
 import jiter
 import mcp.types as m
 
-from agentfsm._shared_files import change_file
+from agentfsm._lib.shared_files import change_file
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import attrs
 import httpx2
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.hosted_tools import HostedMCP
 from agentfsm.core.validation import BOOL

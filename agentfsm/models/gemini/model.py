@@ -11,7 +11,7 @@ import anyio
 import attrs
 import httpx2
 
-from agentfsm._plugins import require_extra
+from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t

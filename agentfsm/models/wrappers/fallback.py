@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import attrs
 
-from agentfsm._concurrency import monotonic_time
+from agentfsm._lib.concurrency import monotonic_time
 from agentfsm.core.errors import (
     ContextTooLongError,
     MisuseError,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import attrs
 
-from agentfsm._concurrency import monotonic_time
+from agentfsm._lib.concurrency import monotonic_time
+from agentfsm._lib.limiter import Limiter, Permit
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
-from agentfsm.limiter import Limiter, Permit
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.model import Emit, Model, Reply, Request
 from agentfsm.tokens.failed_attempts import estimate_request_tokens

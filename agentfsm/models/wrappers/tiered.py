@@ -143,7 +143,7 @@ class Tiered(CompositeModel):
         score: ScoreReply | None = None,
         min_score: float = 0.5,
     ) -> None:
-        if not isinstance(tiers, Mapping) or len(tiers) < 2:  # noqa: PLR2004  one tier leaves no choice
+        if not isinstance(tiers, Mapping) or len(tiers) < 2:
             raise MisuseError(
                 'Tiered needs two tiers or more, the cheapest first: {"small": "openai:gpt-5.4-mini", "large": ...}'
             )

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import attrs
 from pydantic import ConfigDict, Field
 
-from agentfsm._admission import admit_answer
+from agentfsm.agents.admission import admit_answer
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
 from agentfsm.core.pending import PendingKind
@@ -170,7 +170,7 @@ class _InterruptId(Value):
             MisuseError: when it is not one.
         """
         parts = text.split("/")
-        if len(parts) != 4:  # noqa: PLR2004  the fields
+        if len(parts) != 4:
             raise MisuseError(f"{text[:80]!r} is not the id of an interrupt: send it as it is")
         run_id, call_id, digest, position = parts
         return cls(run_id=unquote(run_id), call_id=unquote(call_id), digest=unquote(digest), position=position)

@@ -39,7 +39,7 @@ from agentfsm.streaming.stream import TextDelta
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.core.usage import Usage
-    from agentfsm.engine.follow import JournalEvent
+    from agentfsm.journal.follow import JournalEvent
     from agentfsm.streaming.stream import StreamEvent
 
 PROTOCOL_VERSION: Final = "1.0"

@@ -17,13 +17,13 @@ import attrs
 from pydantic import ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from agentfsm._run_status import read_output
-from agentfsm.agent import new_id
+from agentfsm.agents.agent import new_id
+from agentfsm.agents.decisions import HOW_TO_RESOLVE
+from agentfsm.agents.run_reports import read_output
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Message, TextPart, UserMessage
 from agentfsm.core.pending import PendingKind
-from agentfsm.decisions import HOW_TO_RESOLVE
 from agentfsm.ports.store import Filter
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.chat_tasks import answer_task
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
-    from agentfsm.engine.follow import JournalEvent
+    from agentfsm.journal.follow import JournalEvent
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import RunEventStream
     from agentfsm.serve.gateway import Gateway

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.agents.decisions import HOW_TO_RESOLVE, build_answer
 from agentfsm.core.errors import ConflictError
 from agentfsm.core.inbox import Input, Wake
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run_ids import build_key_id, build_said_key
 from agentfsm.core.value import Value
-from agentfsm.decisions import HOW_TO_RESOLVE, build_answer
 from agentfsm.ports.store import Filter
 from agentfsm.serve.run_control import answer_call, send_text
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt, Runs
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.core.run_ids import DerivedId
-    from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import Versions
     from agentfsm.serve.gateway import Gateway

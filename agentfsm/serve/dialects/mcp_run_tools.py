@@ -12,10 +12,10 @@ import attrs
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
-from agentfsm._run_status import describe_progress, describe_run
+from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.run_status import RunStatus, list_statuses, read_status
+from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.serve.access import Caller
 from agentfsm.serve.errors import SERVER_FAILED, explain_error
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text

@@ -18,8 +18,8 @@ from anyio.abc import TaskStatus
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
-from agentfsm._concurrency import start_in_thread
-from agentfsm._plugins import MissingExtraError, require_extra
+from agentfsm._lib.concurrency import start_in_thread
+from agentfsm._lib.plugins import MissingExtraError, require_extra
 from agentfsm.core.value import Value
 from agentfsm.serve.dialects.mcp_run_tools import MAX_CALLS, CallerRunTools
 from agentfsm.serve.endpoints import Endpoint, EndpointHandler, RouteGroup
@@ -27,10 +27,10 @@ from agentfsm.serve.endpoints import Endpoint, EndpointHandler, RouteGroup
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm._lib.web.http_guard import App, Message, Receive, Scope, Send
     from agentfsm.mcp.server.service import MCPService
     from agentfsm.serve.access import Authenticate, Caller
     from agentfsm.serve.gateway import Gateway
-    from agentfsm.web.http_guard import App, Message, Receive, Scope, Send
 
 # Path of the endpoint.
 MCP_PATH: Final = "/mcp"

@@ -22,8 +22,8 @@ import httpx2
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from agentfsm._admission import admit_answer
-from agentfsm._public_network import PublicAddressTransport, check_url
+from agentfsm._lib.public_network import PublicAddressTransport, check_url
+from agentfsm.agents.admission import admit_answer
 from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import Label
@@ -298,7 +298,7 @@ class _Sender:
             status, flaw = await self._post(client, delivery_id, content)
             if not flaw:
                 return
-            if 400 <= status < 500 and status not in _RETRIED:  # noqa: PLR2004  the client's errors
+            if 400 <= status < 500 and status not in _RETRIED:
                 break
             _log.warning("webhook %s: attempt %d for %s: %s", self.hook.name, attempt, delivery_id, flaw)
             if attempt < ATTEMPTS:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
-from agentfsm._concurrency import boot_clock
+from agentfsm._lib.concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.header import FORMAT, Header

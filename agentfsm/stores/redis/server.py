@@ -36,7 +36,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as LostError
 from redis.exceptions import TimeoutError as SilentError
 
-from agentfsm._concurrency import boot_clock
+from agentfsm._lib.concurrency import boot_clock
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability

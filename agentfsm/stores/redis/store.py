@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm._concurrency import boot_clock
+from agentfsm._lib.concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import (
     ConflictError,

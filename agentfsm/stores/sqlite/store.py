@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm._concurrency import boot_clock, start_in_thread
+from agentfsm._lib.concurrency import boot_clock, start_in_thread
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import (
     AgentError,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import attrs
 
-from agentfsm._concurrency import ThreadWaiter, notify_all
+from agentfsm._lib.concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import AgentError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.stores.rules import store_closed_error

@@ -21,7 +21,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm._concurrency import current_native_loop, try_call_soon
+from agentfsm._lib.concurrency import current_native_loop, try_call_soon
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.ports.store import Lease, LeaseTerm
 

@@ -22,7 +22,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 
-from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
+from agentfsm._lib.concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, PartlyDoneError, StoreError, TooNewError
 from agentfsm.core.header import FORMAT, Header

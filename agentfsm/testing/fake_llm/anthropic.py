@@ -152,7 +152,7 @@ def stream_reply(reply: WireReply, body: dict[str, Any], number: int) -> Iterato
 def build_error(reply: WireReply) -> dict[str, Any]:
     """Return the body of an error."""
     given = {"message": reply.error} if isinstance(reply.error, str) else dict(reply.error)
-    kind = _ERROR_TYPES.get(reply.status, "api_error" if reply.status >= 500 else _ERROR_TYPES[400])  # noqa: PLR2004  HTTP's own
+    kind = _ERROR_TYPES.get(reply.status, "api_error" if reply.status >= 500 else _ERROR_TYPES[400])
     usual = {"type": kind, "message": f"LocalServer was scripted to return status {reply.status}."}
     return {"type": "error", "error": usual | {key: value for key, value in given.items() if value}}
 

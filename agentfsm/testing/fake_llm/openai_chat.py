@@ -210,7 +210,7 @@ def build_usage(reply: WireReply) -> dict[str, Any] | None:
 def build_error(reply: WireReply) -> dict[str, Any]:
     """Return the body of an error, for both protocols of OpenAI."""
     given = {"message": reply.error} if isinstance(reply.error, str) else reply.error
-    kind = "server_error" if reply.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own
+    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
     usual = {
         "message": f"LocalServer was scripted to return status {reply.status}.",
         "type": kind,

@@ -288,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_answer(self, endpoint: FakeEndpoint, reply: WireReply, body: dict[str, Any], number: int) -> None:
         streamed = bool(body.get("stream"))
         headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **reply.headers}
-        if reply.status >= 400:  # noqa: PLR2004  HTTP's own
+        if reply.status >= 400:
             self._send_json(reply.status, endpoint.build_error(reply), headers)
         elif reply.html:
             self._send(reply.status, _LOGIN_PAGE.encode(), {"content-type": "text/html", **headers})

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.tools.queue.call_order import Access
 
 _LOCK = threading.Lock()

@@ -19,7 +19,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm._concurrency import (
+from agentfsm._lib.concurrency import (
     in_copied_context,
     is_foreign_cancellation,
     start_in_thread,
@@ -51,8 +51,8 @@ from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from agentfsm._lib.limiter import Limiter, Permit
     from agentfsm.core.messages import ToolResult
-    from agentfsm.limiter import Limiter, Permit
     from agentfsm.ports.store import Clock
     from agentfsm.tools.queue.call_order import Access
     from agentfsm.tools.registry import ToolRegistry

@@ -17,7 +17,8 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm._concurrency import make_waker, start_in_thread, watch_first_suspend
+from agentfsm._lib.concurrency import make_waker, start_in_thread, watch_first_suspend
+from agentfsm._lib.limiter import Limiter, WakeCallback
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, first_error
 from agentfsm.core.json_text import round_duration, round_timestamp
@@ -25,7 +26,6 @@ from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
-from agentfsm.limiter import Limiter, WakeCallback
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType

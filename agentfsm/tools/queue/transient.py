@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm._http import parse_retry_after, parse_wait_s
+from agentfsm._lib.retry_after import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.value import Value
 
@@ -158,7 +158,7 @@ def _find_status(error: BaseException) -> int | None:
         (error, "code"),
     ):
         status = _safe_getattr(holder, name)
-        if isinstance(status, int) and 400 <= status <= 599:  # noqa: PLR2004  HTTP's errors
+        if isinstance(status, int) and 400 <= status <= 599:
             return int(status)
     return None
 

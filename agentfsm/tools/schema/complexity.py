@@ -189,7 +189,7 @@ def compute_cost(root: Mapping[str, Any], tool: str) -> ValidationCost:
             break
         visits.append(most)
         inner = outer
-    if len(visits) < 2:  # noqa: PLR2004  not even an object with a plain value in it
+    if len(visits) < 2:
         raise MisuseError(f"Tool {tool!r}: its JSON Schema has too many ways to fit one value. Use fewer unions.")
     return ValidationCost(visits_by_depth=tuple(visits), is_constant=False)
 

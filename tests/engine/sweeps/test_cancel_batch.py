@@ -15,8 +15,8 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm._lib.limiter import Limiter
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.limiter import Limiter
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.tool import Tool

@@ -26,10 +26,10 @@ from agentfsm import (
     TransientError,
     tool,
 )
-from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
 from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.journal.audit import AuditRecord
 from agentfsm.ports import (
     CallChunk,
     Clock,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.agent import Agent
+from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import ConflictError, RunNotFoundError
 from agentfsm.core.limits import Limits
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.validation import FUNCTION, NAME
-from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.journal.load import load_run, read_header
 from agentfsm.memory.episodes import (
     HELD_KEY,
     Learned,

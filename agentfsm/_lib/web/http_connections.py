@@ -17,11 +17,11 @@ import attrs
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agentfsm._lib.web.eviction import choose_evicted, derive_client_key
+from agentfsm._lib.web.http_guard import App, Receive, Scope, Send
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
-from agentfsm.web.eviction import choose_evicted, derive_client_key
-from agentfsm.web.http_guard import App, Receive, Scope, Send
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address

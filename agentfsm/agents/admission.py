@@ -35,7 +35,7 @@ from agentfsm.tools.queue.media import SIGNED_TYPES, check_part
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agentfsm.runs import Prompt
+    from agentfsm.agents.runs import Prompt
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ def _find_flaw(part: Media) -> str | None:
 
 
 def _find_flaw_of_address(url: str) -> str | None:
-    from agentfsm._public_network import is_public_host  # noqa: PLC0415  it loads an HTTP library
+    from agentfsm._lib.public_network import is_public_host  # noqa: PLC0415  it loads an HTTP library
 
     try:
         parts = urlsplit(url)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.run_ids import DerivedId, build_key_id, former_key_id
-from agentfsm.engine.execution.journal import read_header
+from agentfsm.journal.load import read_header
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header

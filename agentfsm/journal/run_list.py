@@ -1,21 +1,64 @@
-"""Find the runs that are ready and that no worker takes, from the store alone.
-
-A store knows the runs that workers execute, and nothing of workers that execute none. So a run counts as stranded if it
-has been ready for longer than a worker needs to find it, and no worker executes a run which shows that it could take
-this one, too: one of the same agent, release and format. An idle worker that could take it would have taken it. A run
-that rests because workers fail to execute it, or refuse it, is stranded, too.
-"""
+"""Iterate over the runs in a store, page by page, each run once."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import AsyncIterator
+from math import inf, nextafter
 from typing import Final, Literal, TypeAlias
 
 import attrs
 
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
-from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
+
+# Runs per page.
+PAGE_SIZE: Final = 100
+
+
+@attrs.define(eq=False, repr=False)
+class RunIterator(AsyncIterator[RunSummary]):
+    """Iterator over the runs that match a filter, newest first.
+
+    Runs that begin after the first page was read may be missing. It is safe to break out of the loop at any time.
+    """
+
+    _store: Store
+    _where: Filter
+    page_size: int = PAGE_SIZE
+    _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
+    _listed_ids: set[str] = attrs.field(factory=set, init=False)
+    """Ids of the listed runs with the latest creation time on the page. Other runs may share that time, so the next
+    page begins with it again.
+    """
+
+    _limit: int = attrs.field(default=attrs.Factory(lambda runs: runs.page_size, takes_self=True), init=False)
+    """Maximum of runs on the next page."""
+
+    _is_exhausted: bool = attrs.field(default=False, init=False)
+    """Whether all runs were listed."""
+
+    async def __anext__(self) -> RunSummary:
+        while not self._summaries:
+            if self._is_exhausted:
+                raise StopAsyncIteration
+            await self._fetch_page()
+        return self._summaries.popleft()
+
+    async def _fetch_page(self) -> None:
+        page = await self._store.runs(self._where, limit=self._limit)
+        unlisted = [summary for summary in page if summary.id not in self._listed_ids]
+        self._is_exhausted = len(page) < self._limit
+        if not unlisted:
+            self._limit *= 4  # more runs share one time than a page holds
+            return
+        self._limit = self.page_size
+        last = page[-1].created_at
+        self._listed_ids = {summary.id for summary in page if summary.created_at == last}
+        self._where = attrs.evolve(self._where, before=nextafter(last, inf))
+        self._summaries.extend(unlisted)
+
 
 # Seconds that a run is ready until it counts as stranded: 60 polls of a worker of the store, several leases.
 STRANDED_S: Final = 60.0

@@ -7,17 +7,18 @@ dies, its runs are ready again as soon as its leases expire.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
-from agentfsm._runnable_agent import AgentChoice, RunnableAgent
+from agentfsm._lib.concurrency import make_waker
+from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -31,7 +32,6 @@ from agentfsm.core.errors import (
 from agentfsm.core.header import FORMAT
 from agentfsm.engine.execution.drain import Drain
 from agentfsm.ports.store import Filter
-from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores.rules import next_expiry
 
 if TYPE_CHECKING:
@@ -64,6 +64,19 @@ MAX_NAMED_RUNS: Final = 20
 MAX_BACKOFF_RUNS: Final = 10_000
 
 
+class RunStarter(Protocol):
+    """Protocol of what starts runs at their times, which a worker asks before it looks for runs."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until it has to be asked again, 0 or more."""
+        ...
+
+    async def create(self) -> None:
+        """Create the runs that are due. Errors are logged, and do not stop the worker."""
+        ...
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Worker:
     """Executes the runs of one agent; implements `Agent.worker`."""
@@ -93,8 +106,8 @@ class Worker:
     workers, and executes those without a release.
     """
 
-    choose: AgentChoice | None = None
-    """Chooses the release of each run that a schedule starts; None: these runs have no release."""
+    starter: RunStarter | None = None
+    """Starts the runs whose time has come, such as those of schedules; None: this worker starts none."""
 
     _busy: set[str] = attrs.field(factory=set, init=False)
     """Ids of the runs in execution."""
@@ -215,10 +228,10 @@ class Worker:
                 await self._has_stopped.wait()
 
     async def _execute_ready(self, executions: TaskGroup, *, until_idle: bool) -> None:
-        due_runs = DueRuns(self.agent, self.choose)
         while not self.is_draining:
             self._changed = anyio.Event()
-            await due_runs.create()
+            if self.starter is not None:
+                await self.starter.create()
             leases = await self._claim()
             self._begin(executions, leases or ())
             if leases is not None and not self.is_draining:
@@ -227,7 +240,7 @@ class Worker:
             if self.is_draining or (until_idle and is_idle):
                 return
             if leases is None or self._busy or not self._has_suspects:
-                with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
+                with anyio.move_on_after(min(self.poll_s, math.inf if self.starter is None else self.starter.wait_s)):
                     await self._changed.wait()
 
     def _begin(self, executions: TaskGroup, leases: Sequence[Lease]) -> None:

@@ -19,9 +19,10 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
-from agentfsm import subagent
-from agentfsm._deltas import DeltaRelay, pass_deltas
-from agentfsm._validation import (
+from agentfsm.agents import extras, subagent
+from agentfsm.agents.decisions import as_attendant, wake_callers
+from agentfsm.agents.runs import Prompt, Runs
+from agentfsm.agents.validation import (
     as_context,
     as_guards,
     as_messages,
@@ -39,6 +40,7 @@ from agentfsm._validation import (
     warn_of_unreachable_rules,
     warn_once,
 )
+from agentfsm.agents.worker import Worker
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.fingerprint import Fingerprint
@@ -59,9 +61,7 @@ from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import BOOL, COUNT, NOT_NEGATIVE, SECONDS, require_type, suggest_fields
-from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import LEASE_POLL_S, Driver
-from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
@@ -71,14 +71,13 @@ from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.program_check import has_tool
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
-from agentfsm.models.model_names import resolve_model
+from agentfsm.journal import load as journals
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
-from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
@@ -90,19 +89,18 @@ from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, ToolDeclarations
-from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import TypeForm
 
-    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
     from agentfsm.core.pending import Pending
     from agentfsm.engine.execution.output import OutputSpec
-    from agentfsm.engine.follow import JournalEvent
+    from agentfsm.journal.audit import AuditRecord
+    from agentfsm.journal.follow import JournalEvent
     from agentfsm.mcp.server.service import MCPService
     from agentfsm.prompts.resolution import Instructions, Reminder
     from agentfsm.streaming.stream import Listener
@@ -205,7 +203,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     engine = EngineConfig(
         model=agent.model,
         instructions=join_instructions(agent.instructions if isinstance(agent.instructions, str) else "", answers),
-        resolve_instructions=None if is_plain else partial(_resolve_instructions, agent.instructions),
+        resolve_instructions=None if is_plain else partial(extras.resolve_instructions, agent.instructions),
         registry=agent.tools,
         permissions=agent.permissions,
         selector=agent.selector,
@@ -213,7 +211,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         settings=agent.settings,
         output_spec=answers,
         judge=agent.reflector,
-        reminder=partial(_resolve_reminder, agent.reminder) if agent.reminder else None,
+        reminder=partial(extras.resolve_reminder, agent.reminder) if agent.reminder else None,
         planner=agent.planner,
         memory=agent.memory,
         guards=agent.guards,
@@ -234,18 +232,6 @@ def _build_engine_tools(agent: Agent[Any], planner: PlanMaker) -> Mapping[str, T
     tools = build_plan_tools(planner, agent.tools)
     goal = [subagent.make_goal_tool(agent, agent.tools, planner)] if planner.mode == "hybrid" else []
     return {**tools, **{tool.name: tool for tool in goal}}
-
-
-def _resolve_instructions(instructions: Instructions, header: Header) -> Header:
-    from agentfsm.prompts.resolution import resolve_instructions  # noqa: PLC0415  few agents need it
-
-    return resolve_instructions(instructions, header)
-
-
-def _resolve_reminder(reminder: Reminder, run: Run[Any]) -> str:
-    from agentfsm.prompts.resolution import resolve_reminder  # noqa: PLC0415  few agents need it
-
-    return resolve_reminder(reminder, run)
 
 
 def _check_model_options(agent: Agent[Any]) -> None:
@@ -340,7 +326,7 @@ class Agent(Generic[A_co]):
         DuplicateToolError: when two tools share a name.
     """
 
-    model: Model = attrs.field(kw_only=False, converter=resolve_model)
+    model: Model = attrs.field(kw_only=False, converter=extras.resolve_model)
     """A `Model`, or a string such as "openai:gpt-5.4-mini"."""
 
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
@@ -977,14 +963,10 @@ class Agent(Generic[A_co]):
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
         NOT_NEGATIVE.check("worker", "drain_s", drain_s)
-        relay = None if deltas is None else DeltaRelay(deltas)
-
-        async def execute(run: Run[Any], run_deps: Any, **options: Any) -> Run[Any]:
-            on_event = None if relay is None else pass_deltas(run.id, relay.publish)
-            return await self.driver.run_until_blocked(run, run_deps, on_event=on_event, **options)
-
-        worker = Worker(agent=self, execute=execute, deps=deps, parallel=parallel, poll_s=poll_s, drain_s=drain_s)
-        await worker.run(until_idle=until_idle)
+        execute = self.driver.run_until_blocked if deltas is None else extras.publish_deltas(self.driver, deltas)
+        starter = extras.create_due_runs(self)
+        options: Any = {"deps": deps, "parallel": parallel, "poll_s": poll_s, "drain_s": drain_s, "starter": starter}
+        await Worker(agent=self, execute=execute, **options).run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
         """Return the events of a run's journal as they are written, by any process. See `Runs.events`."""
@@ -1145,9 +1127,9 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when a tool of the agent has the name of a tool for runs.
         """
-        from agentfsm.mcp.server.service import build_service  # noqa: PLC0415  brings the SDK
-
-        return build_service(self, prefix=prefix, tools=tools, about=about, deps=deps, **options)
+        options |= {"prefix": prefix, "tools": tools, "about": about, "deps": deps}
+        service: MCPService = extras.build_mcp_service(self, **options)
+        return service
 
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return the cost of a run so far: tokens, US dollars, turns, tool calls, time; sub-agents included.

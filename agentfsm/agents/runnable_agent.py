@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from agentfsm.agents.runs import Prompt, Runs
 from agentfsm.core.limits import Limits
 from agentfsm.core.run import Run
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.driver import Driver
 from agentfsm.ports.store import Clock, Store
-from agentfsm.runs import Prompt, Runs
 from agentfsm.tools.permission import Permissions
 
 

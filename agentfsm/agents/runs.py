@@ -14,7 +14,23 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
-from agentfsm._validation import (
+from agentfsm.agents.decisions import (
+    apply_four_eyes,
+    build_allowance,
+    build_answer,
+    build_approval,
+    build_settlement,
+    check_edited_arguments,
+    find_pending,
+    list_allowances,
+    post_decision,
+    post_decisions,
+    read_edited_plan,
+    revoke_allowance,
+    wake_callers,
+    write_allowance,
+)
+from agentfsm.agents.validation import (
     CLOCK,
     FILTER,
     TOOLS_BY_AGENT,
@@ -32,31 +48,14 @@ from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import is_reserved_key
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
-from agentfsm.decisions import (
-    apply_four_eyes,
-    build_allowance,
-    build_answer,
-    build_approval,
-    build_settlement,
-    check_edited_arguments,
-    find_pending,
-    list_allowances,
-    post_decision,
-    post_decisions,
-    read_edited_plan,
-    revoke_allowance,
-    wake_callers,
-    write_allowance,
-)
-from agentfsm.engine.audit import AuditTrail, audit_run_tree
-from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
-from agentfsm.engine.follow import JournalFollower, wait_until_blocked
-from agentfsm.engine.influence import Influence, check_four_eyes, check_not_approved, influence
-from agentfsm.engine.run_list import RunIterator
-from agentfsm.engine.run_status import RunStatus, read_status
-from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
 from agentfsm.engine.tool_calls.allowances import Allowance, find_root
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
+from agentfsm.journal.audit import AuditTrail, audit_run_tree
+from agentfsm.journal.follow import JournalFollower, wait_until_blocked
+from agentfsm.journal.influence import Influence, check_four_eyes, check_not_approved, influence
+from agentfsm.journal.load import EndedRuns, load_run, read_header
+from agentfsm.journal.run_list import STRANDED_S, RunIterator, StrandedRun, find_stranded
+from agentfsm.journal.run_status import RunStatus, read_status
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
@@ -78,11 +77,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
     from agentfsm.core.pending import Pending
-    from agentfsm.engine.follow import JournalEvent
+    from agentfsm.journal.audit import AuditRecord
+    from agentfsm.journal.follow import JournalEvent
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
 # Limit of a query for all children of a run: more than any run has.
@@ -346,7 +345,7 @@ class Runs:
                 None: the call as it is now.
             allow: Names of arguments: later calls of the tool in this session in which each of them has the same value
                 run without this question; see `Allowance`. It needs `digest`, and the person has to have seen the rule:
-                `agentfsm.decisions.describe_allowance(item, allow)` returns it with the calls that it covers.
+                `agentfsm.agents.decisions.describe_allowance(item, allow)` returns it with the calls that it covers.
 
         Raises:
             MisuseError: when the run has no such call, the arguments are not JSON or do not fit the tool, or `allow`

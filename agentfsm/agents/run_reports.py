@@ -13,7 +13,7 @@ from agentfsm.tools.queue.result_json import encode_value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.run_status import RunStatus
+    from agentfsm.journal.run_status import RunStatus
 
 
 def read_output(run: Run) -> Any:

@@ -18,11 +18,11 @@ from agentfsm.core.validation import COUNT, require_choice
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.spend_windows import WindowRecord
 from agentfsm.engine.model_calls.view import measure_fixed_parts
-from agentfsm.engine.run_list import RunIterator
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
 
 if TYPE_CHECKING:
-    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.header import Header
     from agentfsm.ports.store import RunSummary, Store
     from agentfsm.ports.stored import StoreRecord

@@ -12,10 +12,16 @@ import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 
-from agentfsm._concurrency import threadsafe_scheduler
+from agentfsm._lib.concurrency import threadsafe_scheduler
+from agentfsm._lib.web.http_connections import (
+    BACKLOG,
+    KEEP_ALIVE_S,
+    MAX_CONNECTIONS,
+    ConnectionLimits,
+    limit_connections,
+)
+from agentfsm._lib.web.http_guard import App, bracket_ipv6
 from agentfsm.core.errors import AgentError, MisuseError, first_error
-from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, MAX_CONNECTIONS, ConnectionLimits, limit_connections
-from agentfsm.web.http_guard import App, bracket_ipv6
 
 if sys.platform != "win32":
     import resource

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.audit_records import list_new_calls
 from agentfsm.core.errors import FourEyesError, RunNotFoundError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
 from agentfsm.core.pending import BARE_REJECTION
 from agentfsm.core.run_ids import build_inner_id, child_run_id
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import read_header
+from agentfsm.journal.audit import list_new_calls
+from agentfsm.journal.load import read_header
 from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:

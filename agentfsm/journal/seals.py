@@ -15,10 +15,10 @@ from typing import IO, Final
 import anyio.to_thread
 import attrs
 
-from agentfsm._shared_files import PRIVATE, append_line, open_log
+from agentfsm._lib.shared_files import PRIVATE, append_line, open_log
+from agentfsm.core.codec import CHAIN_HASH, chain_journal
 from agentfsm.core.errors import CorruptError, MisuseError, RunNotFoundError
 from agentfsm.core.header import FORMAT
-from agentfsm.core.journal_chain import CHAIN_HASH, chain_journal
 from agentfsm.core.json_text import dump_compact
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FollowedStore

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import anyio
 import attrs
 
-from agentfsm._concurrency import is_waker_dead, make_waker, monotonic_time, virtual_time
+from agentfsm._lib.concurrency import is_waker_dead, make_waker, monotonic_time, virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
@@ -219,7 +219,7 @@ class Limiter:
         must follow. A repeated call has no effect.
 
         Args:
-            wake: Callback that neither blocks nor raises, for example from `agentfsm._concurrency.make_waker`.
+            wake: Callback that neither blocks nor raises, for example from `agentfsm._lib.concurrency.make_waker`.
             cost: As for `try_acquire`.
         """
         with self._lock:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker
+from agentfsm._lib.concurrency import make_waker
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import EndedRuns, load_run
-from agentfsm.engine.run_status import read_status
-from agentfsm.engine.tool_calls.approvals import is_wait_over
+from agentfsm.journal.load import EndedRuns, is_wait_over, load_run
+from agentfsm.journal.run_status import read_status
 from agentfsm.ports.store import Store
 
 if TYPE_CHECKING:

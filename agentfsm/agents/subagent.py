@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm._runnable_agent import RunnableAgent
+from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm._validation import as_text, to_plain_json
-from agentfsm.core.audit_records import build_audit
+from agentfsm.agents.validation import as_text, to_plain_json
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import (
     ArgumentsError,
@@ -34,10 +33,6 @@ from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
-from agentfsm.engine.audit import audit_run_tree
-from agentfsm.engine.execution.journal import load_run, read_header
-from agentfsm.engine.influence import check_four_eyes, check_not_approved
-from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.tool_calls.allowances import (
     ALLOWANCES,
     LIFETIME_S,
@@ -52,6 +47,10 @@ from agentfsm.engine.tool_calls.allowances import (
     read_allowance,
 )
 from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
+from agentfsm.journal.audit import audit_run_tree, build_audit
+from agentfsm.journal.influence import check_four_eyes, check_not_approved
+from agentfsm.journal.load import load_run, read_header
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import decided_already_error
 from agentfsm.tools.attendance import Attendant

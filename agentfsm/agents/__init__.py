@@ -1,0 +1,1 @@
+"""Agents: their options and runs, workers, sub-agents, and the decisions of persons on runs."""

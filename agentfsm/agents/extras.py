@@ -1,0 +1,57 @@
+"""The extras that an agent uses by default. No other file of the core names an extra; each is loaded on demand."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from agentfsm.agents.runnable_agent import RunnableAgent
+    from agentfsm.agents.worker import RunStarter
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
+    from agentfsm.engine.driver import Driver
+    from agentfsm.ports.model import Model
+
+
+def resolve_model(model: Model | str) -> Model:
+    """Return the model, or the one that a name such as `"openai:gpt-5"` stands for."""
+    found: Model = import_module("agentfsm.models.model_names").resolve_model(model)
+    return found
+
+
+def resolve_instructions(instructions: object, header: Header) -> Header:
+    """Return the header with the text of instructions that are a prompt or a function."""
+    found: Header = import_module("agentfsm.prompts.resolution").resolve_instructions(instructions, header)
+    return found
+
+
+def resolve_reminder(reminder: object, run: Run[Any]) -> str:
+    """Return the text of a reminder that is a prompt or a function."""
+    text: str = import_module("agentfsm.prompts.resolution").resolve_reminder(reminder, run)
+    return text
+
+
+def build_mcp_service(agent: RunnableAgent, **options: Any) -> Any:
+    """Return the agent as an MCP server, an `MCPService`."""
+    return import_module("agentfsm.mcp.server.service").build_service(agent, **options)
+
+
+def create_due_runs(agent: RunnableAgent) -> RunStarter:
+    """Return the part of a worker that starts the runs of schedules, a `DueRuns`."""
+    starter: RunStarter = import_module("agentfsm.schedules.due_runs").DueRuns(agent)
+    return starter
+
+
+def publish_deltas(driver: Driver[Any], url: str) -> Callable[..., Awaitable[Run[Any]]]:
+    """Return the driver's `run_until_blocked`, which also passes the text that models write to a Redis."""
+    deltas = import_module("agentfsm.agents.deltas")
+    relay = deltas.DeltaRelay(url)
+
+    async def execute(run: Run[Any], deps: Any, **options: Any) -> Run[Any]:
+        listen = deltas.pass_deltas(run.id, relay.publish)
+        return await driver.run_until_blocked(run, deps, on_event=listen, **options)
+
+    return execute

@@ -1,0 +1,126 @@
+"""What import-linter cannot state: one file per vendor library, a core without I/O, and which rooms there are."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentfsm
+
+ROOT = Path(agentfsm.__file__).parent
+TESTS = Path(__file__).parent
+
+# Library -> the one file that imports it, or the one folder where that is an adapter of its own, or the files that do.
+VENDORS = {
+    "anthropic": "models/anthropic/model.py",
+    "apsw": "memory/vector_file.py",
+    "cattrs": "core/codec.py",
+    "cronsim": "schedules/cron_times.py",
+    "dbos": "engines/",
+    "genai_prices": "models/prices.py",
+    "google": "models/gemini/",
+    "inspect_ai": "evals/inspect_solver.py",
+    "jsonschema_rs": "tools/schema/validator.py",
+    "linkify_it": "_lib/markup.py",
+    "markdown_it": "_lib/markup.py",
+    "mcp": "mcp/",
+    "openai": "models/openai/",
+    "opentelemetry": "telemetry/",
+    "psycopg": "stores/postgres/connection.py",
+    "redis": "stores/redis/server.py",
+    "prompt_toolkit": "cli/line_editor.py",
+    "rich": "cli/render/",
+    "sqlalchemy": "engines/executor_locks.py",
+    "selectolax": "_lib/markup.py",
+    "shtab": "cli/commands/shell_completion.py",
+    "sqlite3": "stores/sqlite/file.py",
+    "sqlite_vec": "memory/vector_file.py",
+    "starlette": "serve/",
+    "structlog": "streaming/log.py",
+    "tinycss2": "_lib/markup.py",
+    "tiktoken": "tokens/tiktoken_counter.py",
+    "trio": (
+        "streaming/detached_task.py",
+        "testing/clock.py",
+    ),  # which anyio does not bring: its system tasks and clock
+    "uvicorn": "_lib/web/",
+    "yaml": ("evals/suite_files.py", "mcp/trust/host_documents.py", "openapi/document.py"),
+}
+
+
+def read_imports(path):
+    """Return the modules that a file imports: statements anywhere, and `import_module("...")` with a literal."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module)
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(module)), *_]
+            ) if called in {"import_module", "__import__"}:
+                found.add(module)
+    return found
+
+
+IMPORTS = {
+    path.relative_to(ROOT).as_posix(): {module.partition(".")[0] for module in read_imports(path)}
+    for path in sorted(ROOT.rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_one_file_per_vendor(vendor):
+    """Each vendor library is imported by exactly one file, so that it can be left out or replaced there."""
+    importers = [file for file, imports in IMPORTS.items() if vendor in imports]
+    home = VENDORS[vendor]
+    if isinstance(home, str) and home.endswith("/"):
+        assert importers
+        assert all(importer.startswith(home) for importer in importers)
+    else:
+        assert importers == ([home] if isinstance(home, str) else list(home))
+
+
+def test_the_core_needs_nothing():
+    """The core imports the standard library and attrs, and its codec cattrs: no event loop, no I/O, no vendor."""
+    allowed = set(sys.stdlib_module_names) - {"asyncio", "socket", "sqlite3", "subprocess", "threading"}
+    allowed |= {"typing_extensions", "agentfsm", "attrs"}  # the first has parts of the standard library's next versions
+    for file, imports in IMPORTS.items():
+        if file.startswith("core/"):
+            assert imports <= allowed | ({"cattrs"} if file == "core/codec.py" else set()), file
+
+
+def test_the_architecture_page_lists_the_rooms():
+    """All folders of the package, and no more; and nothing lies loose beside them."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Layers")[2].partition("\n## ")[0]
+    listed = {name for row in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)/`", row)}
+    folders = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert listed == set(folders)
+    assert {path.name for path in ROOT.iterdir()} - set(folders) - {"__pycache__"} == {
+        "__init__.py",
+        "__main__.py",
+        "py.typed",
+        "SKILL.md",
+    }
+
+
+def test_one_process_can_load_all_tests():
+    """No two files of tests have one name: pytest imports them by it, and `make soak` runs all in one process."""
+    special = {"conftest.py", "__init__.py", "__main__.py"}
+    names = [path.name for path in TESTS.rglob("*.py") if path.name not in special]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_test_file_imports_another():
+    """What two of them need stands in `tests/support`, which imports no test file either; so does no conftest."""
+    wrong = {
+        (path.relative_to(TESTS).as_posix(), module)
+        for path in TESTS.rglob("*.py")
+        for module in read_imports(path)
+        if any(part.startswith("test_") or part == "conftest" for part in module.split("."))
+    }
+    assert not wrong
