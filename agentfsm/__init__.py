@@ -40,8 +40,8 @@ from agentfsm.core.errors import (
     TransientError,
 )
 from agentfsm.core.inbox import InputKind, Priority
-from agentfsm.core.labels import Label
-from agentfsm.core.limits import Limits, StopReason
+from agentfsm.core.labels import Label, Level
+from agentfsm.core.limits import Limits, Spend, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
 from agentfsm.core.messages import (
     AssistantMessage,
@@ -57,11 +57,9 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind, Question
-from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.run import Run, RunError
+from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.core.settings import Settings
-from agentfsm.core.spend import Spend
-from agentfsm.core.tool_traits import Level
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.replay import Divergence, Replay

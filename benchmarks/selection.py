@@ -30,8 +30,8 @@ from typing import Any
 
 import attrs
 
-from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.selection import STAGE_ONE_BYTES, BySimilarity, TwoStage
+from agentfsm.context.similarity import LexicalScorer
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Scorer, ToolDefinition
 from agentfsm.tokens.ledger import BYTE_COUNTER

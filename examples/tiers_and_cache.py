@@ -13,7 +13,7 @@ from __future__ import annotations
 import anyio
 
 from agentfsm import Agent, AnswerCache, Usage, tool
-from agentfsm.core.purposes import list_spending
+from agentfsm.core.run_facts import list_spending
 from agentfsm.models import Price, Tiered
 from agentfsm.ports import FinishReason, Request
 from agentfsm.testing import ScriptedModel, call, say

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from agentfsm.core import diagram
+from agentfsm.core import machine as diagram
 from tests.draw_cast import VARYING, draw_kill
 from tests.draw_svg import PICTURES
 from tests.support.change_tables import PAGE, build_tables, write_tables

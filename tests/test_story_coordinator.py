@@ -16,8 +16,8 @@ import pytest
 from agentfsm import Agent, Outcome, Run, State, tool
 from agentfsm.agents.subagent import COORDINATION
 from agentfsm.core.errors import ModelUnavailableError
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.limits import Limits
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.streaming.stream import AgentEvent, ToolEvent

@@ -9,9 +9,9 @@ import pytest
 
 from agentfsm import Agent, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
 from agentfsm.core.errors import ModelUnavailableError, StoreError
+from agentfsm.core.labels import Level, ToolKind
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Reply, Request
 from agentfsm.stores import MemoryStore

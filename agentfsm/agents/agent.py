@@ -43,13 +43,12 @@ from agentfsm.agents.validation import (
 from agentfsm.agents.worker import Worker
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import INHERITED_FIELDS, Header
+from agentfsm.core.header import INHERITED_FIELDS, Fingerprint, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner, join_labels
-from agentfsm.core.limits import Limits
+from agentfsm.core.limits import Limits, Spend
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolResult, as_parts, check_history
 from agentfsm.core.pending import Elicit
@@ -57,7 +56,6 @@ from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
-from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import BOOL, COUNT, NOT_NEGATIVE, SECONDS, require_type, suggest_fields

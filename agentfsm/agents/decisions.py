@@ -26,7 +26,7 @@ from agentfsm.core.errors import (
     StoreError,
     TooNewError,
 )
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle, Wake
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.messages import Outcome, replace_surrogates

@@ -17,13 +17,13 @@ import attrs
 
 from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
+from agentfsm.core.labels import Level, ToolKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import child_run_id
-from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.program_check import check_program, has_tool

@@ -14,15 +14,13 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.json_text import encode_json
-from agentfsm.core.labels import DATA_LEVELS
-from agentfsm.core.limits import Limits
+from agentfsm.core.labels import DATA_LEVELS, ToolKind, matches_tool
+from agentfsm.core.limits import Limits, Spend
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import DerivedId, find_caller, find_reserved_form
 from agentfsm.core.settings import Settings
-from agentfsm.core.spend import Spend
-from agentfsm.core.tool_traits import ToolKind, matches_tool
 from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
     BOOL,

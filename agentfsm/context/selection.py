@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.context.lexical import LexicalScorer
+from agentfsm.context.similarity import LexicalScorer
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON
 from agentfsm.core.usage import Usage

@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from agentfsm.core.errors import ModelError
+from agentfsm.core.history import Summarised
 from agentfsm.core.messages import (
     AssistantMessage,
     Message,
@@ -18,7 +19,6 @@ from agentfsm.core.messages import (
     UserMessage,
     replace_surrogates,
 )
-from agentfsm.core.segments import Summarised
 from agentfsm.core.validation import COUNT_OR_ZERO, ValueRule, is_number
 from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 from agentfsm.ports.model import Model, check_model

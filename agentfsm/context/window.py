@@ -1,12 +1,13 @@
-"""Drop the oldest messages: until the rest fits, or all but a fixed number."""
+"""Policies without a model: drop the oldest messages, or shorten tool results, which are the longest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import attrs
 
-from agentfsm.core.validation import COUNT
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
 from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 
 
@@ -60,3 +61,57 @@ def drop_lowest(
 
 def _drop_order(group: MessageGroup) -> int:
     return group.is_summary + 2 * group.is_unread
+
+
+# Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
+MAX_RESULT_CHARS: Final = 500
+# Items that are kept of a list (Source: document F, 7.4).
+MAX_RESULT_ITEMS: Final = 5
+# Newest groups that stay: a model that compares two results has read them in two turns.
+KEEP_NEWEST: Final = 2
+# Steps by which unread results are shortened if they do not fit, in characters.
+_UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
+
+
+@attrs.frozen(kw_only=True)
+class TrimResults(ContextPolicy):
+    """Shorten tool results that the model has read, the oldest first. The model can read the rest with `read_result`.
+
+    A text keeps its head and its tail, a JSON list its first items and its length. Results that the model has not read
+    are shortened only if the request does not fit otherwise, and as little as possible.
+    """
+
+    chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=COUNT)
+    """Characters that are kept of a result, 1 or more; of a JSON list, four times as many. Default 500."""
+
+    items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=COUNT_OR_ZERO)
+    """Items that are kept of a JSON list, 0 or more. Default 5. 0: lists are cut as text."""
+
+    keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
+    """Number of newest groups that stay unchanged, 0 or more. Default 2: two results can still be compared."""
+
+    async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
+        """Return the groups with shorter results."""
+        left = list(groups)
+        excess = count_tokens(left) - budget.target_tokens
+        for index, group in enumerate(left[: max(len(left) - self.keep, 0)]):
+            if excess <= 0:
+                break
+            if not group.is_fixed:
+                left[index] = budget.shorten(group, self.chars, self.items)
+                excess -= group.tokens - left[index].tokens
+        return self._trim_unread(_if_shorter(left, groups), budget)
+
+    def _trim_unread(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
+        """Shorten unread results until the fixed groups fit."""
+        for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
+            if count_tokens(group for group in groups if group.is_fixed) <= budget.limit_tokens:
+                break
+            left = [budget.shorten(group, chars, self.items) if group.is_unread else group for group in groups]
+            groups = _if_shorter(left, groups)
+        return groups
+
+
+def _if_shorter(left: Sequence[MessageGroup], before: Sequence[MessageGroup]) -> Sequence[MessageGroup]:
+    """Return the shortened groups, or the original ones if that saved nothing."""
+    return left if count_tokens(left) < count_tokens(before) else before

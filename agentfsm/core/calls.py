@@ -11,11 +11,10 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.events import Guarded
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.header import Header
+from agentfsm.core.header import Header, short_hash
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
 from agentfsm.core.pending import Pending
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.value import Value
 
 

@@ -22,19 +22,15 @@ from cattrs.strategies import configure_tagged_union
 
 from agentfsm.core.encoding import MAX_RECORD_CHARS, UNIONS, WRITERS, check_size, is_tuple, write_record, write_tagged
 from agentfsm.core.errors import CorruptError, TooNewError
-from agentfsm.core.events import EVENTS, Event, ToolFinished
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import EVENTS, Action, Event, GuardVerdict, PlanKind, ToolFinished
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Message, Outcome, iter_chunks, replace_surrogates
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Purpose
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Action
 
 # The oldest format that can be read: the first one.
 FIRST_FORMAT: Final = 1

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import attrs
 
+from agentfsm.core.events import Verdict
 from agentfsm.core.messages import Message, ToolCall
 from agentfsm.core.pending import Pending
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Verdict
 
 
 @attrs.frozen(kw_only=True)

@@ -16,10 +16,10 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import FORMAT
+from agentfsm.core.history import Segment
 from agentfsm.core.inbox import InboxItem
 from agentfsm.core.json_text import dump_compact, encode_json
 from agentfsm.core.messages import Media, Message, Part, replace_surrogates
-from agentfsm.core.segments import Segment
 
 # Maximum of characters of a record: no model accepts more, and a larger record would slow every later reader.
 MAX_RECORD_CHARS = 64 * 1024 * 1024

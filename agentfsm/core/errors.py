@@ -38,8 +38,7 @@ from __future__ import annotations
 import traceback
 from typing import Literal, TypeAlias
 
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import TierChoice, Usage
 
 
 class AgentError(Exception):

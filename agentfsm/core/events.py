@@ -8,30 +8,117 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 
 from agentfsm.core.encoding import write_record, write_tagged
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import FORMAT
+from agentfsm.core.header import FORMAT, Fingerprint
+from agentfsm.core.history import Segment
 from agentfsm.core.inbox import Input
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import Label, LabelSource, ToolKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource
-from agentfsm.core.segments import Segment
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.tool_traits import ToolKind
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Purpose, TierChoice, Usage
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Verdict
 from agentfsm.core.window_layers import WindowLayers
+
+
+@attrs.frozen(kw_only=True)
+class AnswerSource(Value):
+    """The run whose answer a run repeats, from the answer cache."""
+
+    run_id: str
+    """Id of the run that gave the answer. It may have been deleted since."""
+
+    at: float
+    """Time at which that run ended, seconds since 1970."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels of that run. This run has them as well."""
+
+
+class PlanKind(StrEnum):
+    """Purpose of a plan."""
+
+    FORWARD = "forward"
+    """It works towards the goal of the run: a first plan, or one that continues a finished one."""
+
+    REPLAN = "replan"
+    """It replaces a plan that could not be carried out, or whose results a judge refused."""
+
+    COMPENSATION = "compensation"
+    """It undoes the steps of a plan that have succeeded."""
+
+
+class Action(StrEnum):
+    """Next action after a judgement."""
+
+    ACCEPT = "accept"
+    RETRY_STEP = "retry_step"
+    REPLAN = "replan"
+    ESCALATE = "escalate"
+
+
+@attrs.frozen(kw_only=True)
+class Score(Value):
+    """Score of one criterion."""
+
+    criterion: str
+    """Name of the criterion: "completeness", "correctness", "format", or one of your own."""
+
+    score: int
+    """Degree to which the criterion is met, from 1 (not at all) to 5 (fully)."""
+
+    reason: str = ""
+    """Reason for the score; empty if the judge gave none."""
+
+
+@attrs.frozen(kw_only=True)
+class Verdict(Value):
+    """Verdict of a judge."""
+
+    action: Action
+    """Next action of the run."""
+
+    scores: tuple[Score, ...] = ()
+    """Scores by criterion, in the order of the rubric; empty if the judge gives none."""
+
+    passed: bool | None = None
+    """Whether the work passes as a whole, as the judge says; None if it does not say. The scores take precedence."""
+
+    step: str = ""
+    """Step to repeat, under the judge's name for it; empty for the whole answer."""
+
+    note: str = ""
+    """Change that is needed; or the reason why a person is asked, which is the question to that person if there are no
+    scores.
+    """
+
+
+class GuardVerdict(StrEnum):
+    """Verdict of a guard on a call, from the mildest to the strictest."""
+
+    ALLOW = "allow"
+    """The call may run, as far as guards are concerned."""
+
+    ASK = "ask"
+    """The call runs if a person approves it."""
+
+    REFUSE = "refuse"
+    """The call does not run. The model reads the reason."""
+
+    @property
+    def strictness(self) -> int:
+        """Rank of the verdict, from 0; of several verdicts the strictest counts."""
+        return _STRICTNESS[self]
+
+
+_STRICTNESS = {verdict: rank for rank, verdict in enumerate(GuardVerdict)}
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Labels: facts about the data that a run has read and about what its calls do. The journal records them.
+"""Labels, facts about the data that a run has read and about what its calls do, and the traits of tools.
 
 A label restricts nothing. Rules that do, such as those of a guard, read the labels of a run.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Final, NoReturn
 
 import attrs
 
@@ -99,3 +100,47 @@ def highest_level(labels: Iterable[Label] | Mapping[Label, object]) -> Label | N
     """Return the highest level of data among labels; None if there is none."""
     given = frozenset(labels)
     return next((level for level in reversed(DATA_LEVELS) if level in given), None)
+
+
+class ToolKind(StrEnum):
+    """Kind of a tool: DIRECT runs a function, AGENT runs another agent."""
+
+    DIRECT = "direct"
+    AGENT = "agent"
+
+
+class Level(StrEnum):
+    """Level of access that a tool needs, in order: `Level.READ < Level.WRITE < Level.ADMIN`."""
+
+    READ = "read"
+    WRITE = "write"
+    ADMIN = "admin"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise MisuseError(f"unknown level {value!r}; valid levels: {', '.join(cls)}")
+
+    # Strings would compare alphabetically, with admin as the lowest.
+
+    def __lt__(self, other: str) -> bool:
+        return _RANK[self] < _RANK[Level(other)]
+
+    def __le__(self, other: str) -> bool:
+        return _RANK[self] <= _RANK[Level(other)]
+
+    def __gt__(self, other: str) -> bool:
+        return _RANK[self] > _RANK[Level(other)]
+
+    def __ge__(self, other: str) -> bool:
+        return _RANK[self] >= _RANK[Level(other)]
+
+
+_RANK: Final = {level: rank for rank, level in enumerate(Level)}
+
+
+def matches_tool(glob: str, name: str) -> bool:
+    """Return whether a rule about the name or glob is about the tool: "drop_*" is about `Drop_table`, too.
+
+    Case does not count, in either of them, since servers and people write names in any.
+    """
+    return fnmatchcase(name.casefold(), glob.casefold())

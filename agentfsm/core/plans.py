@@ -14,9 +14,9 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, build_idempotency_key
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import PlanKind
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, ErrorType, MessageOrigin, Outcome, TextPart, ToolCall, ToolResult, UserMessage
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.validation import ValueRule, require_tuple
 from agentfsm.core.value import Value
 

@@ -20,22 +20,19 @@ from agentfsm.core.calls import (
     stricter_policy,
 )
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.history import History
+from agentfsm.core.events import Action, PlanKind
+from agentfsm.core.history import History, Span, default_segments, render_segments
 from agentfsm.core.inbox import InputKind
-from agentfsm.core.labels import NOT_SAID, Label, LabelSource, find_owner, join_labels
+from agentfsm.core.labels import NOT_SAID, Label, LabelSource, ToolKind, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import FENCE_MESSAGE, RunFields, find_open_call_index
-from agentfsm.core.segments import Span, default_segments, render_segments
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.tool_traits import ToolKind
-from agentfsm.core.verdict import Action
+from agentfsm.core.usage import TierChoice
 
 Changes = dict[str, Any]
 # Events that change only an open call.

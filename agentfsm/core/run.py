@@ -27,7 +27,7 @@ from agentfsm.core.calls import (
 )
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import AgentError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted

@@ -9,10 +9,9 @@ import attrs
 
 from agentfsm.core.calls import FailureRecord, OpenCall, parse_index
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.events import LimitReached
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
-from agentfsm.core.history import History, as_history
+from agentfsm.core.events import AnswerSource, LimitReached, Verdict
+from agentfsm.core.header import Fingerprint, Header
+from agentfsm.core.history import History, Segment, as_history
 from agentfsm.core.labels import Label, LabelSource, highest_level
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
@@ -20,12 +19,9 @@ from agentfsm.core.messages import AssistantMessage, Message, SystemMessage
 from agentfsm.core.notes import WORK_START, Note, describe_hidden_work
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import PlanProgress
-from agentfsm.core.reply_sources import AnswerSource
-from agentfsm.core.segments import Segment
 from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Verdict
 
 # Explains the marks around results.
 FENCE_MESSAGE: Final = SystemMessage(text=FENCE_NOTE)

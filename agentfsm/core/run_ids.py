@@ -21,7 +21,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall

@@ -1,11 +1,22 @@
-"""Find the limits that a run has reached or nears, and format them with the number reached and the limit to raise."""
+"""When a run has to stop: limits that it has reached or nears, and turns that repeat themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
 
 from agentfsm.core.limits import Limits, StopReason
+from agentfsm.core.messages import AssistantMessage, Media, Message, ToolResult, UserMessage
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
 
 def find_reached_limit(
@@ -83,3 +94,241 @@ def format_calls_used(calls: int, limits: Limits) -> str:
 def format_seconds_used(seconds: float, limits: Limits) -> str:
     """Return the message for exhausted active time."""
     return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"
+
+
+# Number of equal turns that makes a loop: two are a retry.
+MIN_REPEATS: Final = 3
+# Number of newest turns in which equal calls are counted (Source: document B, 4).
+WINDOW_TURNS: Final = 4
+# Turns in the longest sequence that is detected: longer repetitions are too rare to be worth the cost.
+MAX_PERIOD: Final = 4
+# Share of common shingles that makes texts highly similar. One changed word in 20 leaves 0.81, in 50 0.92.
+MIN_SIMILARITY: Final = 0.8
+# Characters of each of the three samples of a text: about 60 words in total.
+SAMPLE_CHARS: Final = 128
+# Characters of the shortest text that is compared by similarity: in a shorter text each word matters.
+MIN_SIMILAR_CHARS: Final = 40
+# Most results of a turn that are compared by similarity; more results are only checked for equality.
+MAX_SIMILAR_RESULTS: Final = 4
+
+# A word; in scripts without spaces between words, a character.
+_UNSPACED_SCRIPTS: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
+_WORD: Final = re.compile(rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+")
+
+Signature: TypeAlias = tuple[tuple[str, str], ...]
+# Text and media of a result: the texts of two images of the same size are equal.
+_Content: TypeAlias = tuple[str, tuple[Media, ...]]
+
+
+@attrs.frozen(kw_only=True)
+class DetectedLoop(Value):
+    """A repetition in the newest turns."""
+
+    description: str
+    """Description of the repetition, for the model and for people."""
+
+    tools: tuple[str, ...] = ()
+    """Names of the tools that are called repeatedly; empty for repeated text."""
+
+    is_hint: bool = False
+    """Whether the repetition may be harmless. The model then gets a note, and the run never stops for it."""
+
+
+@attrs.frozen(kw_only=True)
+class _LoopTurn(Value):
+    reply: AssistantMessage
+    signature: Signature
+    results: tuple[_Content, ...]
+
+
+def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> DetectedLoop | None:
+    """Return the loop that the newest turn completes, or None.
+
+    Args:
+        messages: The history, oldest first.
+        exempt: Names of tools that are meant to be called repeatedly (polling).
+    """
+    if not _may_be_loop(messages, exempt):
+        return None
+    if not (turns := _newest_turns(messages, 2 * MAX_PERIOD, exempt)):
+        return None
+    return (
+        _find_same_calls(turns)
+        or _find_sequence(turns)
+        or _find_same_reply(turns)
+        or _find_similar_replies(turns)
+        or _find_similar_results(turns)
+    )
+
+
+def count_equal_calls(messages: Sequence[Message], names: AbstractSet[str]) -> dict[str, int]:
+    """Return those tools that the newest turn ran several times with equal arguments, each with its most equal calls.
+
+    Args:
+        messages: The history, which ends with the results of that turn.
+        names: Names of the tools to count.
+    """
+    ran: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage):
+            counts = Counter((call.name, call.canonical) for call in message.calls if call.id in ran)
+            return {name: count for (name, _), count in reversed(counts.most_common()) if count > 1 and name in names}
+        if isinstance(message, ToolResult) and message.attempts:
+            ran.add(message.call_id)
+    return {}
+
+
+def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
+    """Return whether the newest turn resembles a recent one. This cheap check excludes a loop in most turns."""
+    newest: AssistantMessage | None = None
+    wanted: Signature = ()
+    results: set[_Content] = set()
+    turns = 0
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage):
+            turns += 1
+            if newest is None:
+                newest, wanted = message, _signature(message, exempt)
+            elif turns > MAX_PERIOD + 1:
+                return False
+            elif _signature(message, exempt) == wanted and (wanted or _are_similar(message.text, newest.text)):
+                return True
+        elif isinstance(message, ToolResult):
+            if turns == 0:
+                results.add((message.content, message.parts))
+            elif turns == 1 and (
+                (message.content, message.parts) in results
+                or (message.content[MIN_SIMILAR_CHARS:] and _is_similar_to_any(message, results))
+            ):
+                return True
+        elif isinstance(message, UserMessage):
+            return False
+    return False
+
+
+def _is_similar_to_any(result: ToolResult, results: AbstractSet[_Content]) -> bool:
+    return any(_are_similar(result.content, content) for content, _ in results)
+
+
+def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature:
+    if not exempt:
+        return message.signature
+    return tuple([call for call in message.signature if call[0] not in exempt])
+
+
+def _newest_turns(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_LoopTurn]:
+    """Return up to `count` turns, newest first. They end at a message of the user or a turn of exempt calls only."""
+    turns: list[_LoopTurn] = []
+    results: list[_Content] = []
+    for message in reversed(messages):
+        if isinstance(message, ToolResult):
+            results.append((message.content, message.parts))
+        elif isinstance(message, AssistantMessage):
+            signature = _signature(message, exempt)
+            if (message.calls and not signature) or len(turns) == count:
+                return turns
+            turns.append(_LoopTurn(reply=message, signature=signature, results=tuple(results)))
+            results = []
+        elif isinstance(message, UserMessage):
+            return turns
+    return turns
+
+
+def _are_equal(turns: Sequence[_LoopTurn], key: Callable[[_LoopTurn], object]) -> bool:
+    if len(turns) < MIN_REPEATS or not key(turns[0]):
+        return False
+    return all(key(turn) == key(turns[0]) for turn in turns[1:MIN_REPEATS])
+
+
+def _tool_names(turns: Sequence[_LoopTurn]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for turn in turns for name, _ in turn.signature))
+
+
+def _find_same_calls(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    signature = turns[0].signature
+    if not signature or sum(turn.signature == signature for turn in turns[:WINDOW_TURNS]) < MIN_REPEATS:
+        return None
+    tools = _tool_names(turns[:1])
+    is_running = all(turn.signature == signature for turn in turns[:MIN_REPEATS])
+    when = f"{MIN_REPEATS} turns running" if is_running else f"in {MIN_REPEATS} of the last {WINDOW_TURNS} turns"
+    return DetectedLoop(description=f"the same call of {', '.join(tools)} {when}", tools=tools)
+
+
+def _find_sequence(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    for period in range(2, MAX_PERIOD + 1):
+        newer, older = turns[:period], turns[period : 2 * period]
+        if len(older) < period or not all(a.signature and a.signature == b.signature for a, b in zip(newer, older)):  # noqa: B905  equally long
+            continue
+        tools = _tool_names(newer)
+        return DetectedLoop(
+            description=f"the same sequence of {period} turns ({', '.join(tools)}) twice running", tools=tools
+        )
+    return None
+
+
+def _find_same_reply(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    if not _are_equal(turns, lambda turn: not turn.reply.calls and turn.reply.text.strip()):
+        return None
+    return DetectedLoop(description=f"the same reply {MIN_REPEATS} turns running")
+
+
+def _find_similar_replies(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    newest = turns[0].reply
+
+    def is_like(turn: _LoopTurn) -> bool:
+        return not turn.reply.calls and _are_similar(turn.reply.text, newest.text)
+
+    if newest.calls or not newest.text.strip() or not _is_just_completed(turns, is_like):
+        return None
+    return DetectedLoop(description=f"nearly the same reply {MIN_REPEATS} turns running", is_hint=True)
+
+
+def _find_similar_results(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+    newest = turns[0].results
+    if not newest or not _is_just_completed(turns, lambda turn: _are_similar_results(turn.results, newest)):
+        return None
+    tools = _tool_names(turns[:MIN_REPEATS])
+    are_equal = all(turn.results == newest for turn in turns[:MIN_REPEATS])
+    finding = "equal results" if are_equal else "nearly equal results"
+    return DetectedLoop(
+        description=f"{finding} of {', '.join(tools)} {MIN_REPEATS} turns running", tools=tools, is_hint=True
+    )
+
+
+def _is_just_completed(turns: Sequence[_LoopTurn], is_similar: Callable[[_LoopTurn], bool]) -> bool:
+    """Return whether exactly the newest `MIN_REPEATS` turns are similar. With more, the hint was reported before."""
+    if len(turns) < MIN_REPEATS or not all(map(is_similar, turns[1:MIN_REPEATS])):
+        return False
+    return len(turns) == MIN_REPEATS or not is_similar(turns[MIN_REPEATS])
+
+
+# Similarity
+
+
+def _are_similar_results(some: tuple[_Content, ...], others: tuple[_Content, ...]) -> bool:
+    if some == others:
+        return True
+    if not len(some) == len(others) <= MAX_SIMILAR_RESULTS:
+        return False
+    pairs = zip(some, others, strict=True)
+    return all(parts == other_parts and _are_similar(text, other) for (text, parts), (other, other_parts) in pairs)
+
+
+def _are_similar(one: str, other: str) -> bool:
+    """Return whether two texts are equal except for outer white space, or share nearly all of their shingles."""
+    if one.strip() == other.strip():
+        return True
+    shorter, longer = sorted((len(one), len(other)))
+    if shorter < MIN_SIMILAR_CHARS or shorter < MIN_SIMILARITY * longer:
+        return False
+    shingles, others = _shingles(one), _shingles(other)
+    return bool(shingles) and len(shingles & others) >= MIN_SIMILARITY * len(shingles | others)
+
+
+def _shingles(text: str) -> frozenset[tuple[str, str]]:
+    """Return the pairs of neighbouring words of a text, or of the beginning, middle and end of a long text."""
+    if len(text) > 3 * SAMPLE_CHARS:
+        middle = (len(text) - SAMPLE_CHARS) // 2
+        text = f"{text[:SAMPLE_CHARS]} {text[middle : middle + SAMPLE_CHARS]} {text[-SAMPLE_CHARS:]}"
+    words = _WORD.findall(text.casefold())
+    return frozenset(pairwise(words))

@@ -12,8 +12,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.header import Header
+from agentfsm.core.header import Header, short_hash
 from agentfsm.core.value import Value
 
 # Hexadecimal digits of the ids.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from agentfsm.core import events as e
 from agentfsm.core.calls import parse_index
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.events import PlanKind
+from agentfsm.core.header import short_hash
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.outcome import StepOutcome

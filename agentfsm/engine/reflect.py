@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core import loop_detection
+from agentfsm.core import stops as loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.events import Action, Verdict
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.usage import Purpose
-from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.advance_plan import describe_failure
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail, stop_at_limit

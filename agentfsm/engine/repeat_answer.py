@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import StoreError
+from agentfsm.core.events import AnswerSource
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart
 from agentfsm.core.notes import NOTE_TOOL
 from agentfsm.core.plans import ENGINE_TOOLS
-from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.engine.answer_key import hash_question
 from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim, KeptAnswer
 from agentfsm.engine.execution.journal import create_shield

@@ -18,9 +18,9 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Pause, PostedItem
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure

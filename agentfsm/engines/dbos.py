@@ -67,11 +67,7 @@ RECORD_S: Final = 1.0
 
 RATE: Final = ValueRule(
     fits=lambda value: (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and COUNT.fits(value[0])
-        and is_number(value[1])
-        and value[1] > 0
+        isinstance(value, tuple) and len(value) == 2 and COUNT.fits(value[0]) and is_number(value[1]) and value[1] > 0
     ),
     wanted="a pair of a number of runs and seconds, such as (300, 60)",
 )

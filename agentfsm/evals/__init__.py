@@ -1,15 +1,13 @@
 """Evaluate agents: cases with several valid paths, repeated runs, and comparisons that say when they are undecided."""
 
-from agentfsm.evals.calibration import JudgeCalibration, calibrate
 from agentfsm.evals.case import Case, ExpectedCall, Suite
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
-from agentfsm.evals.prompt_tests import evaluate_prompt
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
-from agentfsm.evals.rubric_judge import RubricJudge
+from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer
-from agentfsm.evals.suite_files import add_case, load_suite
+from agentfsm.evals.suite_files import add_case, evaluate_prompt, load_suite
 
 __all__ = [
     "SCORERS",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value

@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import AgentError, LeaseHeldError, MisuseError, RunNotFoundError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, STRING, require_choice
 from agentfsm.evals.case import Case, Suite

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.schema.binding import Arguments, BoundArguments

@@ -23,7 +23,7 @@ from agentfsm.evals.results import PASSED, Evaluation
 from agentfsm.evals.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
-    from agentfsm.evals.calibration import JudgeCalibration
+    from agentfsm.evals.rubric_judge import JudgeCalibration
 
 
 class GateDecision(StrEnum):

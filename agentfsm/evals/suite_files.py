@@ -1,12 +1,13 @@
-"""Suites in files of YAML or JSON Lines, and cases made from real runs."""
+"""Suites in files of YAML or JSON Lines, cases made from real runs, and the tests of a prompt as cases."""
 
 from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -15,9 +16,17 @@ from agentfsm._lib.shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
-from agentfsm.core.validation import shorten_repr
+from agentfsm.core.validation import SHARE, shorten_repr
 from agentfsm.evals.case import Case, Suite
+from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
+from agentfsm.evals.results import PASSED
+from agentfsm.evals.scorers import OutcomeScorer
+from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
+from agentfsm.prompts.evaluation import PASS_RATE
 from agentfsm.streaming.log import mask_sensitive
+
+if TYPE_CHECKING:
+    from agentfsm.agents.agent import Agent
 
 _FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
 
@@ -130,3 +139,53 @@ def _format_item(data: Mapping[str, Any], before: str) -> str:
     first = next((line for line in before.splitlines() if line.lstrip().startswith("- ")), "  - ")
     item: str = yaml.safe_dump([dict(data)], sort_keys=False, allow_unicode=True, width=100)
     return textwrap.indent(item, first[: len(first) - len(first.lstrip())])
+
+
+async def evaluate_prompt(
+    agent: Agent[Any],
+    prompt: PromptTemplate,
+    *,
+    runs: int = RUNS,
+    pass_rate: float = PASS_RATE,
+    label: str = "",
+    parallel: int = PARALLEL,
+) -> PromptReport:
+    """Run all tests of a prompt with an agent, each several times, as `evaluate` does.
+
+    Args:
+        agent: The agent. Its instructions are replaced: by the prompt, if the test has an `input`; else they are empty,
+            and the prompt is the user message.
+        prompt: The prompt.
+        runs: Runs of each test, 1 or more; replies of models vary.
+        pass_rate: Pass rate that each test needs, above 0 and up to 1.
+        label: As in `evaluate`: tests with the same agent, prompt and label are not run again.
+        parallel: Maximum of runs at a time, 1 or more.
+
+    Raises:
+        MisuseError: if the prompt has no tests, or a test lacks a value; nothing was run.
+        AgentError: as `evaluate`.
+    """
+    SHARE.check("evaluate_prompt", "pass_rate", pass_rate)
+    if not prompt.tests:
+        raise MisuseError(f"prompt {prompt.name} {prompt.version} has no tests: add [[tests]] to its front matter")
+    texts = [prompt.render(**test.values) for test in prompt.tests]  # all of them before the first request
+    tests, at = [], ""
+    for test, text in zip(prompt.tests, texts, strict=True):
+        case = Case(id=test.name, input=test.input or str(text), expect=test.checks)
+        tested = agent.with_(instructions=text if test.input else "")
+        found = await evaluate(
+            tested, [case], runs=runs, scorers=[OutcomeScorer()], label=f"{label}{prompt.reference}", parallel=parallel
+        )
+        failures = Counter(each.grades[PASSED].reason for each in found.results if not each.passed)
+        passed = sum(each.passed for each in found.results)
+        tests.append(PromptTestResult(name=test.name, runs=runs, passed=passed, failures=dict(failures)))
+        at = found.at
+    return PromptReport(
+        name=prompt.name,
+        version=prompt.version,
+        digest=prompt.digest,
+        model=agent.model.name,
+        at=at,
+        tests=tuple(tests),
+        pass_rate=pass_rate,
+    )

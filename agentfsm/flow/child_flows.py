@@ -9,16 +9,33 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.agents.agent import Agent
+from agentfsm.core.errors import ModelError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.validation import COUNT
 from agentfsm.flow.flow_plan import has_reserved_key
-from agentfsm.flow.no_model import NoModel
 from agentfsm.flow.steps import Names, Step, pick
+from agentfsm.ports.model import Emit, Model, Reply, Request
 from agentfsm.tools.run_context import ToolReturn
 
 if TYPE_CHECKING:
+    from agentfsm.core.usage import Usage
     from agentfsm.ports.policies import PlanMaker
+
+
+class NoModel(Model):
+    """Stands where an agent has its model."""
+
+    name = "none"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:  # noqa: ARG002  it answers nothing
+        """Refuse the request."""
+        raise ModelError("a flow has no model: its steps are given, and its agents are steps")
+
+    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a flow requests nothing itself
+        """Return 0, so that a limit of costs is that of the steps."""
+        return 0.0
+
 
 _UNUSABLE_INPUTS: Final = ToolReturn(
     outcome=Outcome.FAILED,

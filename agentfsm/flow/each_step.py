@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import PlanKind
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import (
     Compensation,
     Plan,

@@ -10,9 +10,8 @@ import attrs
 from agentfsm.agents.agent import Agent, StartOptions
 from agentfsm.core.errors import MisuseError
 from agentfsm.flow.agent_steps import make_child_step
-from agentfsm.flow.child_flows import check_inputs, write_inputs
+from agentfsm.flow.child_flows import NoModel, check_inputs, write_inputs
 from agentfsm.flow.flow_plan import FlowPlan, StepStatus
-from agentfsm.flow.no_model import NoModel
 from agentfsm.flow.steps import Join, Step
 
 if TYPE_CHECKING:

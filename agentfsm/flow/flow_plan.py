@@ -12,9 +12,9 @@ import attrs
 
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import PlanKind
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import JSON, Outcome, Part, TextPart, ToolResult, as_parts
-from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import (
     JOINS,
     Compensation,

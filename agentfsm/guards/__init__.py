@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.sensitive_text import DataKind, redact_sensitive
 from agentfsm.guards.call_rules import (
     ChangeRule,
@@ -25,11 +25,10 @@ from agentfsm.guards.call_rules import (
     within_clearance,
 )
 from agentfsm.guards.country_data import load_country_data
-from agentfsm.guards.detection import Detection, calibrate, score_windows
+from agentfsm.guards.detection import Detection, PatternDetector, calibrate, score_windows
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import Guard
 from agentfsm.guards.leak_rule import LeakRule, no_leaks
-from agentfsm.guards.pattern_detector import PatternDetector
 from agentfsm.guards.text_rules import FenceRule, fence_untrusted
 from agentfsm.guards.vault import Vault
 from agentfsm.ports.guards import (

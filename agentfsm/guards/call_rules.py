@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.json_text import list_leaves
-from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level
-from agentfsm.core.tool_traits import matches_tool
+from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level, matches_tool
 from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
 from agentfsm.core.value import Value
 from agentfsm.guards.said_words import SaidWords

@@ -18,7 +18,7 @@ import attrs
 
 from agentfsm._lib.markup import Address, list_addresses, replace_addresses
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.json_text import list_leaves
 from agentfsm.core.labels import NOT_SAID, Label
 from agentfsm.core.messages import AssistantMessage, TextPart, ToolResult, UserMessage

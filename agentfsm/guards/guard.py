@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, no_change_after_untrusted, two_of, within_clearance
 from agentfsm.guards.leak_rule import no_leaks

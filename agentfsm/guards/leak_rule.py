@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import attrs
 
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.json_text import list_leaves
 from agentfsm.core.labels import DATA_LEVELS, Label, LabelSource, find_owner
 from agentfsm.core.text_safety import HIDDEN_CHARS

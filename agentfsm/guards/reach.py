@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header
-from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, join_labels
-from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, ToolKind, join_labels
 from agentfsm.guards.call_rules import LabelRule, ToolRule
 from agentfsm.guards.guard import Guard
 from agentfsm.guards.leak_rule import LeakRule

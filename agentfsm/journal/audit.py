@@ -1,4 +1,4 @@
-"""Audit of a run: one record for each tool call, derived from the journal."""
+"""Audit of runs: one record for each tool call, derived from the journals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase, parse_arguments
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import Header
+from agentfsm.core.events import GuardVerdict
+from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.calls import Phase
-from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Fingerprint
 from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import AssistantMessage, Message, ToolResult
 from agentfsm.core.run import Run

@@ -1,4 +1,4 @@
-"""Iterate over the runs in a store, page by page, each run once."""
+"""List the runs in a store, page by page, each run once, and find those that no worker takes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.messages import Part, TextPart, replace_surrogates
 from agentfsm.core.validation import ValueRule
 from agentfsm.core.value import Value

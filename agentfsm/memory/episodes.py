@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.header import Header
+from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import DATA_LEVELS, Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, UserMessage

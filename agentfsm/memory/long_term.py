@@ -17,7 +17,7 @@ import attrs
 from agentfsm._lib.concurrency import start_in_thread
 from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
 from agentfsm.core.messages import Part

@@ -40,7 +40,7 @@ from agentfsm.models.wire import (
     WireFormatError,
     find_error,
 )
-from agentfsm.tokens.failed_attempts import attach_usage
+from agentfsm.tokens.billing import attach_usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

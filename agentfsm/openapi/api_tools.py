@@ -15,7 +15,7 @@ import httpx2
 
 from agentfsm._lib.public_network import PublicAddressTransport, check_url, matches_host, to_hosts
 from agentfsm.core.errors import MisuseError, ToolError
-from agentfsm.core.tool_traits import matches_tool
+from agentfsm.core.labels import matches_tool
 from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
 from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations, find_server

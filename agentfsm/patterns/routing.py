@@ -15,10 +15,10 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import Action, Verdict
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.validation import FUNCTION, NAME, SHARE, ValueRule
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Action, Verdict
 from agentfsm.ports.policies import Judge
 from agentfsm.prompts import Refuse, wilson_interval
 

@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.history import Span, Summarised, build_note, render_segments
 from agentfsm.core.messages import Message
-from agentfsm.core.segments import Span, Summarised, build_note, render_segments
 from agentfsm.core.validation import SHARE
 from agentfsm.core.value import Value
 from agentfsm.ports.model import Model

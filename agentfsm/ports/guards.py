@@ -9,7 +9,7 @@ from typing import Protocol
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
 from agentfsm.core.messages import HostedContent, Message

@@ -16,8 +16,7 @@ from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
 from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Purpose, TierChoice, Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
 

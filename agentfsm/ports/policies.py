@@ -8,12 +8,12 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
 
+from agentfsm.core.events import Verdict
 from agentfsm.core.messages import JSON
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
-from agentfsm.core.verdict import Verdict
 from agentfsm.ports.model import Model, ToolDefinition
 
 

@@ -23,8 +23,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NAME, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.prompts.evaluation import PromptReport
-from agentfsm.prompts.template import PromptTemplate
-from agentfsm.prompts.version import is_version, version_key
+from agentfsm.prompts.template import PromptTemplate, is_version, version_key
 
 ACTIVATIONS: Final = "activations.jsonl"
 RESULTS: Final = "results.jsonl"

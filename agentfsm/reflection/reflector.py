@@ -15,9 +15,9 @@ import attrs
 import jiter
 
 from agentfsm.core.errors import MisuseError, ModelReplyError
+from agentfsm.core.events import Action, Score, Verdict
 from agentfsm.core.messages import JSON, AssistantMessage, MessageOrigin, ToolResult, UserMessage
 from agentfsm.core.plans import find_step_number
-from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.ports.model import check_model
 from agentfsm.ports.policies import Judge
 from agentfsm.tools.schema.arguments import extract_object

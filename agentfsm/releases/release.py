@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import ConflictError, MisuseError
-from agentfsm.core.fingerprint import Fingerprint, short_hash
+from agentfsm.core.header import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.validation import STRING

@@ -15,7 +15,7 @@ import attrs
 
 from agentfsm.core.value import Value
 from agentfsm.sandbox import bubblewrap
-from agentfsm.sandbox.mounts import Mount, list_mounts, list_python_paths
+from agentfsm.sandbox.bubblewrap import Mount, list_mounts, list_python_paths
 from agentfsm.sandbox.process import function_call, supervisor, syscalls, system_call_filter
 from agentfsm.sandbox.rights import Rights
 

@@ -15,7 +15,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import ConflictError, RunNotFoundError, StoreError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter, Store
 

@@ -18,10 +18,10 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import ClosedError, MisuseError, ensure_printable
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.run import A_co, Run
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.streaming.detached_task import DetachedTask, cut_off

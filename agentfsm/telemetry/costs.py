@@ -11,8 +11,8 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Resumed
-from agentfsm.core.purposes import list_spending
-from agentfsm.core.spend import SPEND_RECORDS, SPEND_SCOPES, SpendScope, SpendWindow, load_zone
+from agentfsm.core.limits import SPEND_RECORDS, SPEND_SCOPES, SpendScope, SpendWindow, load_zone
+from agentfsm.core.run_facts import list_spending
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.validation import COUNT, require_choice
 from agentfsm.core.value import Value

@@ -7,6 +7,7 @@ few values: agents, their versions, models, tools and outcomes, never users, ses
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -14,16 +15,95 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
+from agentfsm.core.events import Event
 from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Outcome, ToolResult
-from agentfsm.core.purposes import list_spending
+from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult
 from agentfsm.core.run import Run, begin_run
+from agentfsm.core.run_facts import list_spending
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.ports.stored import Feedback
-from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE, find_gap
-from agentfsm.telemetry.implicit_signals import ASKED_AGAIN, EDITED, STOPPED, is_asked_again
+
+# Signals, as labels of the metric.
+ASKED_AGAIN: Final = "asked_again"
+EDITED: Final = "edited"
+STOPPED: Final = "cancelled"
+
+# Time within which an alike question counts as asked again, seconds.
+ASKED_AGAIN_S: Final = 600.0
+# Similarity from which two questions are alike, 0 to 1, and the characters that are compared.
+MIN_SIMILARITY: Final = 0.75
+MAX_COMPARED_CHARS: Final = 500
+
+
+def is_asked_again(previous: Header, header: Header) -> bool:
+    """Return whether a run was given nearly the same question as the one before it in its session, within 10 minutes.
+
+    Args:
+        previous: Header of the run that it continues.
+        header: Header of the run.
+    """
+    if not 0 <= header.created_at - previous.created_at <= ASKED_AGAIN_S:
+        return False
+    before, now = _read_question(previous), _read_question(header)
+    return bool(before and now) and SequenceMatcher(None, before, now, autojunk=False).ratio() >= MIN_SIMILARITY
+
+
+def _read_question(header: Header) -> str:
+    text = " ".join([part.text for part in header.prompt if isinstance(part, TextPart)])
+    return " ".join(text.casefold().split())[:MAX_COMPARED_CHARS]
+
+
+# Shortest gap between two events that counts, seconds; shorter ones are the work of the engine between two events.
+MIN_GAP_S: Final = 0.01
+# Shortest time without any event, outside of a wait, that counts as an interruption: the worker was gone.
+MIN_INTERRUPTION_S: Final = 1.0
+
+QUEUE: Final = "queue"
+INTERRUPTION: Final = "interruption"
+
+
+@attrs.frozen(kw_only=True)
+class Gap(Value):
+    """A time during which no worker executed a run."""
+
+    kind: str
+    """"queue" before the first event; else the kinds of wait, such as "approval", separated by
+    commas; or "interruption", after a crash or a shutdown of its worker.
+    """
+
+    started_at: float
+    """Time at which it began, seconds since 1970."""
+
+    ended_at: float
+    """Time at which a worker went on, seconds since 1970."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from its beginning to its end."""
+        return self.ended_at - self.started_at
+
+
+def find_gap(before: Run[Any], event: Event) -> Gap | None:
+    """Return the time before an event during which no worker executed the run; None if there was no such time.
+
+    Args:
+        before: The run before the event.
+        event: The event.
+    """
+    start, end = before.updated_at, event.at - event.took_s
+    if end - start < MIN_GAP_S:
+        return None
+    if before.version == 0:
+        kind = QUEUE
+    elif pending := before.pending:
+        kind = ",".join(dict.fromkeys(str(item.kind) for item in pending))
+    elif end - start >= MIN_INTERRUPTION_S:
+        kind = INTERRUPTION
+    else:
+        return None
+    return Gap(kind=kind, started_at=start, ended_at=end)
 
 
 @attrs.frozen(kw_only=True)

@@ -19,7 +19,7 @@ from agentfsm.journal.load import read_header
 from agentfsm.journal.run_list import RunIterator, find_stranded
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.telemetry import measurements as m
-from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE
+from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
 
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0

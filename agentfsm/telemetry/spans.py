@@ -31,7 +31,7 @@ from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.streaming.log import mask_sensitive
 from agentfsm.telemetry import attribute_names as n
-from agentfsm.telemetry.gaps import find_gap
+from agentfsm.telemetry.measurements import find_gap
 
 Content: TypeAlias = Literal["none", "redacted", "full"]
 """Texts of a run that its spans have: "none", "redacted" (with personal data and secrets replaced), or "full"."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.history import Span, default_segments
 from agentfsm.core.messages import (
     AssistantMessage,
     AudioPart,
@@ -26,7 +27,6 @@ from agentfsm.core.messages import (
     UserMessage,
     read_inline_data,
 )
-from agentfsm.core.segments import Span, default_segments
 from agentfsm.ports.model import TokenCounter
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.labels import Level
 from agentfsm.core.notes import MAX_KEY_CHARS, MAX_NOTE_CHARS, NOTE_TOOL
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.tool_traits import Level
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 

@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm._lib.concurrency import in_copied_context
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
-from agentfsm.core.run_effects import list_brought_labels
+from agentfsm.core.run_facts import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id
 
 if TYPE_CHECKING:

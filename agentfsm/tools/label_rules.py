@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.tool_traits import matches_tool
+from agentfsm.core.labels import matches_tool
 from agentfsm.core.validation import shorten_repr
 from agentfsm.tools.tool import check_declarations
 

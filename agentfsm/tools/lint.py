@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from agentfsm.core.labels import Label
-from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.value import Value
 from agentfsm.tokens.ledger import estimate_tokens
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.tool_traits import Level, matches_tool
+from agentfsm.core.labels import Level, matches_tool
 from agentfsm.core.value import Value
 from agentfsm.tools import callback_errors
 

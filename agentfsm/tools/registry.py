@@ -12,7 +12,7 @@ import attrs
 from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
 from agentfsm.core.hosted_tools import HostedTool
-from agentfsm.core.tool_traits import Level, ToolKind, matches_tool
+from agentfsm.core.labels import Level, ToolKind, matches_tool
 from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.lint import Finding
 from agentfsm.tools.lint import lint_tools as check_tools

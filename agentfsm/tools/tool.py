@@ -25,10 +25,9 @@ import attrs
 
 from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label
+from agentfsm.core.header import short_hash
+from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, Level, ToolKind
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import (
     BOOL,
     COUNT,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from agentfsm import Outcome, Run, StopReason
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
+from agentfsm.core.events import PlanKind
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ErrorType, ToolResult
-from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.journal.audit import AuditRecord
 from tests.support.checks import sound_run
 

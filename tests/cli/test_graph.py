@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm import Agent, ask_user, tool
 from agentfsm.cli.render import flowchart
-from agentfsm.cli.render.plan_chart import draw_plans
+from agentfsm.cli.render.flowchart import draw_plans
 from agentfsm.flow import Flow, agent_step, each, step, until
 from agentfsm.testing import ScriptedModel, call, say
 

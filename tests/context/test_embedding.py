@@ -4,7 +4,7 @@ import pytest
 
 from agentfsm import Agent
 from agentfsm.context import BySimilarity, EmbeddingScorer
-from agentfsm.context import embedding as module
+from agentfsm.context import similarity as module
 from agentfsm.core.usage import Usage
 from agentfsm.ports import ToolDefinition
 from agentfsm.testing import HashEmbedder, ScriptedModel

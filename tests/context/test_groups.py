@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agentfsm.context import SlidingWindow, TrimResults
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.history import Removed, Span, Summarised, render_segments
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
-from agentfsm.core.segments import Removed, Span, Summarised, render_segments
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.ports.context import Context, GroupKind, count_tokens
 from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.context.lexical import LexicalScorer, _build_index
+from agentfsm.context.similarity import LexicalScorer, _build_index
 
 TEXTS = (
     "get_weather\nTells the current weather of a city.\ncity\nThe city's name.",
@@ -120,7 +120,7 @@ async def test_the_same_texts_are_read_once():
 def test_scores_are_the_same_in_every_process():
     """Sums of floats depend on their order, which must not be that of a set."""
     code = (
-        "import anyio; from agentfsm.context.lexical import LexicalScorer\n"
+        "import anyio; from agentfsm.context.similarity import LexicalScorer\n"
         "words = [f'w{i}' for i in range(60)]\n"
         "texts = [' '.join(words[: n + 3] * (n % 3 + 1)) for n in range(50)]\n"
         "print(anyio.run(LexicalScorer().scores, ' '.join(words), texts))"

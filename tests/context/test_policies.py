@@ -24,9 +24,9 @@ from agentfsm.context import (
 from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import Compacted
+from agentfsm.core.history import Removed, Span, build_note
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.run import Run
-from agentfsm.core.segments import Removed, Span, build_note
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel
 from agentfsm.tokens.ledger import count_message

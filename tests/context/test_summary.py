@@ -8,8 +8,8 @@ from agentfsm.context import Summarise
 from agentfsm.context.summary import MESSAGE_CHARS
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelUnavailableError
+from agentfsm.core.history import Span, Summarised
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
-from agentfsm.core.segments import Span, Summarised
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.ports.context import count_tokens
 from agentfsm.testing.models import ScriptedModel

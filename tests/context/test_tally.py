@@ -9,6 +9,7 @@ from hypothesis import given
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.history import Removed, Span
 from agentfsm.core.messages import (
     AssistantMessage,
     AudioPart,
@@ -21,7 +22,6 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.segments import Removed, Span
 from agentfsm.ports import ToolDefinition
 from agentfsm.tokens.estimate import EstimatedCounter
 from agentfsm.tokens.ledger import (

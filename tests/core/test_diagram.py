@@ -2,7 +2,7 @@
 
 import re
 
-from agentfsm.core import diagram
+from agentfsm.core import machine as diagram
 from agentfsm.core.machine import START, TABLE
 
 ARROWS = {(s.upper(), t.upper(), kind.__name__) for s, row in TABLE.items() for kind, t in row.items()}

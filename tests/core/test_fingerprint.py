@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.header import Fingerprint
 
 BEFORE = Fingerprint(instructions="aaaa", model="gpt-4o", tools={"pay": "1111", "ask": "2222"})
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core import loop_detection
-from agentfsm.core.loop_detection import MAX_PERIOD, MIN_REPEATS, count_equal_calls, find_loop
+from agentfsm.core import stops as loop_detection
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
+from agentfsm.core.stops import MAX_PERIOD, MIN_REPEATS, count_equal_calls, find_loop
 from tests.support.sample_runs import TASK, answer, call, result
 
 

@@ -2,14 +2,13 @@
 
 from agentfsm import Purpose, usage_by_purpose
 from agentfsm.core import events as e
+from agentfsm.core.events import AnswerSource
 from agentfsm.core.header import Header
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall
-from agentfsm.core.purposes import list_spending
-from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.run import begin_run
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.usage import Spending, Usage
+from agentfsm.core.run_facts import list_spending
+from agentfsm.core.usage import Spending, TierChoice, Usage
 
 ASKED = begin_run(Header(id="r1", prompt=(TextPart(text="Hello"),), created_at=1.0)).apply(e.Observed())
 SMALL = Usage(input_tokens=10, output_tokens=2, cost_usd=0.5)

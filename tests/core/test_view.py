@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
-from agentfsm.core.segments import (
+from agentfsm.core.history import (
     Removed,
     Span,
     Summarised,
@@ -16,6 +15,7 @@ from agentfsm.core.segments import (
     render_segments,
     shorten_result,
 )
+from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 
 
 def user(text):

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.codec import decode_event, encode_event
+from agentfsm.core.events import Action
 from agentfsm.core.inbox import UNTRUSTED_KINDS
 from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.plans import find_step_number
-from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.run import begin_run
+from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.core.usage import Usage
-from agentfsm.core.verdict import Action
 from tests.support.run_walks import (
     EARLIER,
     GIVEN,

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agentfsm import StopReason
-from agentfsm.core.spend import SPEND_RECORDS
+from agentfsm.core.limits import SPEND_RECORDS
 from tests.support.spender import LIMIT_USD, LONGEST, build_agent, spend_all
 
 PROCESSES = ("one", "two")

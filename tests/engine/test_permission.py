@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.tool_traits import Level
+from agentfsm.core.labels import Level
 from agentfsm.tools.permission import Permissions, Rule
 from agentfsm.tools.tool import tool
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, Tool, tool
+from agentfsm.core.labels import Level
 from agentfsm.core.messages import ErrorType
-from agentfsm.core.tool_traits import Level
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say

@@ -5,8 +5,8 @@ import threading
 import anyio
 import pytest
 
-from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.call_order import NO_ACCESS
+from agentfsm.tools.queue.dispatch import CallThread, find_abandoned
 
 
 @pytest.fixture

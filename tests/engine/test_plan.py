@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.tools.queue.call_order import (
     CONCURRENCY_SAFE,

@@ -10,9 +10,9 @@ from agentfsm import Agent, Limits, Purpose, tool, usage_by_purpose
 from agentfsm.cli.render.text import format_run
 from agentfsm.context import Summarise, TwoStage
 from agentfsm.core import events as e
+from agentfsm.core.events import Action, Verdict
 from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.usage import AgentCost, Usage
-from agentfsm.core.verdict import Action, Verdict
 from agentfsm.planning import Planner
 from agentfsm.reflection import Reflector
 from agentfsm.testing import ScriptedModel, call, say

@@ -8,8 +8,8 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import DuplicateToolError
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.stream import ToolEvent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost

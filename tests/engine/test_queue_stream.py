@@ -9,8 +9,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import Outcome, ToolCall
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.clock import VirtualClock, run_virtual

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm._lib.limiter import Limiter
 from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.core.tool_traits import Level
+from agentfsm.core.labels import Level
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import tool
 

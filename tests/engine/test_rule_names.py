@@ -3,7 +3,7 @@
 import pytest
 
 from agentfsm import Agent, tool
-from agentfsm.core.tool_traits import matches_tool
+from agentfsm.core.labels import matches_tool
 from agentfsm.guards import Guard, allow, ask, max_calls, only_for, refuse
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
 from agentfsm.openapi import tools_from_openapi

@@ -6,8 +6,7 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, difference
 from agentfsm.cli.render.text import format_run
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.header import INHERITED_FIELDS
+from agentfsm.core.header import INHERITED_FIELDS, short_hash
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.testing import ScriptedModel, call, say
 

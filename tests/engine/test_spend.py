@@ -11,8 +11,8 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, RunContext, Settings, Spend, StopReason, StoreError, tool
 from agentfsm.core.errors import CorruptError, ModelReplyError
+from agentfsm.core.limits import SPEND_RECORDS
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.core.spend import SPEND_RECORDS
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, StoreRecord
 from agentfsm.reflection import RUBRIC, Reflector

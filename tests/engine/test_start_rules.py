@@ -22,8 +22,8 @@ from agentfsm.flow import Flow, step
 from agentfsm.guards import Guard, ask, refuse
 from agentfsm.testing import call, say
 from agentfsm.tools.breaker import Ticket
-from agentfsm.tools.queue.abandoned_threads import CallThread
 from agentfsm.tools.queue.call_order import Access
+from agentfsm.tools.queue.dispatch import CallThread
 from tests.support.changed_programs import (
     BUILDERS,
     DECLARATIONS,

@@ -11,9 +11,9 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
 from agentfsm.core.header import Header
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.run import begin_run
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,

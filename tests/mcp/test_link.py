@@ -17,7 +17,7 @@ from agentfsm.core.errors import ClosedError, RefusedError
 from agentfsm.core.messages import Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import connection_thread, server_connection
-from agentfsm.mcp.connection import lenient_client as client
+from agentfsm.mcp.connection import lenient_parsing as client
 from agentfsm.testing import ScriptedModel, say
 from agentfsm.tools.run_context import RunContext
 from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until

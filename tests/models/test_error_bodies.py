@@ -8,7 +8,7 @@ import pytest
 from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat
-from agentfsm.models.error_bodies import read_error_message
+from agentfsm.models.provider_errors import read_error_message
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, WireReply, call, say
 from tests.support.model_wires import REQUEST

@@ -6,7 +6,7 @@ from agentfsm import Agent, Limits, Purpose, Settings, Spend, TextDelta, tool, u
 from agentfsm.core.errors import MisuseError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import AnswerGiven, AttemptFailed
 from agentfsm.core.messages import HostedCall, HostedContent, TextPart, UserMessage
-from agentfsm.core.purposes import list_spending
+from agentfsm.core.run_facts import list_spending
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.models import TierClassifier, Tiered

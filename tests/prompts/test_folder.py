@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentfsm import MisuseError
 from agentfsm.prompts import PromptReport, Prompts, PromptTestResult
-from agentfsm.prompts.version import is_version, version_key
+from agentfsm.prompts.template import is_version, version_key
 
 WHO = {"by": "ann", "why": "test"}
 

@@ -9,9 +9,9 @@ from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, to
 from agentfsm.core import events as e
 from agentfsm.core.effects import Wait
 from agentfsm.core.errors import ModelUnavailableError
+from agentfsm.core.events import Action
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.usage import Usage
-from agentfsm.core.verdict import Action
 from agentfsm.ports import OutputMode, Reply
 from agentfsm.reflection import RUBRIC, Reflector
 from agentfsm.stores import SQLiteStore

@@ -27,8 +27,8 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import Outcome
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine import stop_requests, unattended
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals

@@ -11,7 +11,7 @@ from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.stores import SQLiteStore
-from agentfsm.stores.sqlite.event_chunks import CHUNK_EVENTS, MAX_CHUNK_BYTES, find_chunk_ends
+from agentfsm.stores.sqlite.store import CHUNK_EVENTS, MAX_CHUNK_BYTES, find_chunk_ends
 from agentfsm.testing.conformance.helpers import LeasedRun, build_turn, make_header, with_version
 from tests.support.older_tables import to_sqlite_3
 from tests.support.sqlite_faults import Faults

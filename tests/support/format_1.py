@@ -1,8 +1,7 @@
 """Format 1, frozen: the values that its files hold, as the first release wrote them."""
 
 from agentfsm.core import events as e
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import (
     Approve,
     Cancel,

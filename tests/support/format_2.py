@@ -3,8 +3,7 @@
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Approve, Input, InputKind, Pause, Priority, Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult

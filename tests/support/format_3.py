@@ -3,7 +3,9 @@
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.events import Action, Score, Verdict
 from agentfsm.core.header import Header
+from agentfsm.core.history import Removed, Span, Summarised
 from agentfsm.core.inbox import GiveInput, Input, InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import (
@@ -18,10 +20,8 @@ from agentfsm.core.messages import (
     ToolResult,
 )
 from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import AgentCost, Usage
-from agentfsm.core.verdict import Action, Score, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.formats import Format
 

@@ -7,9 +7,8 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import Header
+from agentfsm.core.events import Action, AnswerSource, GuardVerdict, Verdict
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
@@ -31,10 +30,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
-from agentfsm.core.verdict import Action, Verdict
+from agentfsm.core.usage import AgentCost, Purpose, Spending, TierChoice, Usage
 from agentfsm.core.window_layers import WindowLayers
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3

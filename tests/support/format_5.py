@@ -6,15 +6,12 @@ It stays open until the next release: what is added before that is added to its 
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict, PlanKind
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Input
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import Label, LabelSource, ToolKind
 from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, TextPart, ToolResult
-from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.tool_traits import ToolKind
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Purpose, TierChoice, Usage
 from tests.support.format_4 import FORMAT_4, PLANNED
 from tests.support.formats import Format
 

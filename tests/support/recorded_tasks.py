@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agentfsm.core import events as e
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.usage import Usage

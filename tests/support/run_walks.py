@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import Action, GuardVerdict, Verdict
+from agentfsm.core.header import Fingerprint
+from agentfsm.core.history import default_segments, render_segments
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import StopReason
@@ -15,9 +16,7 @@ from agentfsm.core.messages import AssistantMessage, HostedContent, Outcome, Sys
 from agentfsm.core.plans import PLAN_TOOL, Plan, PlanProgress, PlanStep, build_plan_call
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import begin_run
-from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
-from agentfsm.core.verdict import Action, Verdict
 from tests.support.sample_runs import ATTENDED, INQUIRED, TASK, WAITED, answer, call, header, result
 
 text = st.text(max_size=12)

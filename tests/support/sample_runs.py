@@ -5,9 +5,8 @@ import json
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import Header
+from agentfsm.core.events import Action, GuardVerdict, Verdict
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -17,7 +16,6 @@ from agentfsm.core.plans import Plan, PlanStep
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
-from agentfsm.core.verdict import Action, Verdict
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)

@@ -14,14 +14,12 @@ import httpx
 
 import agentfsm
 from agentfsm.core import events as e
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import AnswerSource, GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource
-from agentfsm.core.tier_choice import TierChoice
-from agentfsm.core.usage import Purpose, Spending, Usage
+from agentfsm.core.usage import Purpose, Spending, TierChoice, Usage
 from agentfsm.stores import SQLiteStore
 
 AGENTS = Path(__file__).parents[1] / "studio" / "studio_agents.py.txt"

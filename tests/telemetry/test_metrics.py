@@ -13,8 +13,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.ports.stored import Feedback
 from agentfsm.stores import SQLiteStore
-from agentfsm.telemetry.implicit_signals import is_asked_again
-from agentfsm.telemetry.measurements import METRICS, TOKENS, measure_feedback, measure_run
+from agentfsm.telemetry.measurements import METRICS, TOKENS, is_asked_again, measure_feedback, measure_run
 from agentfsm.telemetry.metrics_summary import MeasurementLog, read_measurements, summarize
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.recorded_tasks import record_task

@@ -24,9 +24,9 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.render.text import format_caller, format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.labels import matches_tool
 from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
-from agentfsm.core.tool_traits import matches_tool
 from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
-from agentfsm.evals.calibration import JudgeCalibration
 from agentfsm.evals.comparison import Conclusion
 from agentfsm.evals.release_gate import GateDecision, append_history, find_below_floors, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
+from agentfsm.evals.rubric_judge import JudgeCalibration
 from agentfsm.evals.suite_files import describe_run, load_suite
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import attrs
 
 from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.commands.otlp import OTLP, export_traces
+from agentfsm.cli.commands.alert_rules import OTLP, export_traces
 from agentfsm.cli.render import flowchart
+from agentfsm.cli.render.flowchart import draw_plans
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.json_documents import (
     build_export_json,
@@ -20,13 +21,12 @@ from agentfsm.cli.render.json_documents import (
     build_posted_json,
     build_summary_json,
 )
-from agentfsm.cli.render.plan_chart import draw_plans
 from agentfsm.cli.render.text import format_events, format_feedback, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
-from agentfsm.core import diagram
+from agentfsm.core import machine as diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State

@@ -13,7 +13,7 @@ from agentfsm.cli.render.text import build_decided_turns, format_prompt, parse_e
 from agentfsm.core import codec
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
-from agentfsm.core.purposes import usage_by_purpose
+from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:

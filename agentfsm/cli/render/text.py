@@ -25,6 +25,7 @@ from agentfsm.core.events import (
     AnswerGiven,
     ApprovalAsked,
     ApprovalGiven,
+    GuardVerdict,
     ModelFaltered,
     Paused,
     Recalled,
@@ -33,15 +34,14 @@ from agentfsm.core.events import (
     ToolsChosen,
     ToolsOffered,
 )
-from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
-from agentfsm.core.purposes import usage_by_purpose
+from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.text_safety import one_line, strip_unsafe
-from agentfsm.core.tier_choice import KEPT
+from agentfsm.core.usage import KEPT
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.journal.audit import build_audit

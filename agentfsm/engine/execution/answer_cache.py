@@ -14,9 +14,9 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.events import AnswerSource
 from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON
-from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.validation import NOT_NEGATIVE, POSITIVE, require_choice
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Store, ensure_store

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import Fingerprint, short_hash
+from agentfsm.core.header import Fingerprint, short_hash
 from agentfsm.core.labels import Label, join_labels
-from agentfsm.core.limits import Limits
+from agentfsm.core.limits import Limits, Spend
 from agentfsm.core.settings import Settings
-from agentfsm.core.spend import Spend
 from agentfsm.core.value import Value
 from agentfsm.core.view_parts import FixedParts
 from agentfsm.engine.execution.answer_cache import AnswerCache
@@ -32,7 +31,7 @@ from agentfsm.ports.model import Model, TokenCounter, ToolDefinition
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.screening import TextScreen
 from agentfsm.ports.store import Clock
-from agentfsm.tokens.billed import BilledExcess, find_billed_excess
+from agentfsm.tokens.billing import BilledExcess, find_billed_excess
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import Tool

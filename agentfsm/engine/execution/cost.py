@@ -1,19 +1,25 @@
-"""Cost of a run with its child runs, and of a session."""
+"""Cost of a run with its child runs and of a session, and that of calls as `@tool(cost_usd=)` declares it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from agentfsm.core.calls import OpenCall
+from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.run import begin_run
-from agentfsm.core.usage import AgentCost, SessionCost, Usage
+from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Spending, Usage
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.ports.store import Filter
+from agentfsm.tools import callback_errors
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.model import Model
     from agentfsm.ports.store import Store
+    from agentfsm.tools.schema.binding import Arguments
+    from agentfsm.tools.tool import Tool
 
 
 def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:
@@ -108,3 +114,32 @@ def _subtract_children(usage: Usage, children: Iterable[AgentCost]) -> Usage:
         cost_usd=None if cost is None else cost - below,
         unpriced=usage.unpriced and not any(part.unpriced for part in parts),
     )
+
+
+def calculate_call_cost(tool: Tool[..., Any], arguments: Arguments) -> float | None:
+    """Return the US dollars of a call with these arguments; None if the tool's function fails."""
+    if not callable(tool.cost_usd):
+        return tool.cost_usd or 0.0
+    try:
+        usd = tool.cost_usd(arguments)
+        NOT_NEGATIVE.check(f"tool {tool.name!r}", "cost_usd", usd)
+    except Exception as error:  # noqa: BLE001  a call of unknown cost is not made
+        callback_errors.log_callback_error("cost_usd", tool.name, "the call is not made", error)
+        return None
+    return float(usd)
+
+
+def bill_tool(usage: Usage) -> tuple[Spending, ...]:
+    """Return the spending of a call for its tool."""
+    return (Spending(purpose=Purpose.TOOL, usage=usage),)
+
+
+def bill_settled_call(tool: Tool[..., Any] | None, entry: OpenCall) -> tuple[Spending, ...]:
+    """Return the declared cost of a call that had started and was cut off: it was settled since, or its run ends."""
+    if tool is None or tool.cost_usd is None or not entry.attempts:
+        return ()
+    try:
+        usd = calculate_call_cost(tool, tool.to_namespace(tool.bind(entry.call.arguments)))
+    except ArgumentsError:  # the tool has changed since
+        return ()
+    return () if usd is None else bill_tool(Usage(cost_usd=usd))

@@ -12,8 +12,8 @@ from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
 from agentfsm.core.reducers import build_interrupted_result
-from agentfsm.core.run_effects import RunEffects, list_effects
-from agentfsm.engine.execution.call_costs import bill_settled_call
+from agentfsm.core.run_facts import RunEffects, list_effects
+from agentfsm.engine.execution.cost import bill_settled_call
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
 

@@ -13,8 +13,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, LimitError
-from agentfsm.core.limits import StopReason
-from agentfsm.core.spend import Spend, SpendWindow
+from agentfsm.core.limits import Spend, SpendWindow, StopReason
 from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.execution.spend_windows import (
     AddAmount,

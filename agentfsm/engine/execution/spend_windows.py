@@ -28,7 +28,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm.core.errors import ConflictError, CorruptError
-from agentfsm.core.spend import SPEND_RECORDS, SpendWindow
+from agentfsm.core.limits import SPEND_RECORDS, SpendWindow
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON

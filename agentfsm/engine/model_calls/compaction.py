@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
-from agentfsm.core.segments import Removed, Summarised, build_note
+from agentfsm.core.history import Removed, Summarised, build_note
 from agentfsm.core.usage import Purpose
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
+from agentfsm.core.history import Removed, Segment, Span, Summarised
 from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.run import Run
-from agentfsm.core.segments import Removed, Segment, Span, Summarised
 from agentfsm.ports.context import GroupKind, MessageGroup
 from agentfsm.tokens.ledger import TokenLedger
 

@@ -27,13 +27,13 @@ from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
-from agentfsm.tokens.failed_attempts import count_chunk_bytes, estimate_written_tokens, find_failed_usage
+from agentfsm.tokens.billing import count_chunk_bytes, estimate_written_tokens, find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.limits import Limits
-    from agentfsm.core.tier_choice import TierChoice
+    from agentfsm.core.usage import TierChoice
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls

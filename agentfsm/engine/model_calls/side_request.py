@@ -13,8 +13,7 @@ from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
-from agentfsm.tokens.billed import find_billed_excess
-from agentfsm.tokens.failed_attempts import estimate_written_tokens, find_failed_usage
+from agentfsm.tokens.billing import estimate_written_tokens, find_billed_excess, find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.messages import AssistantMessage, Message, MessageOrigin, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.usage import Purpose
 from agentfsm.core.view_parts import FixedParts, ViewPart, ViewSource
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentfsm.core.hosted_tools import HostedTool
     from agentfsm.core.run import Run
     from agentfsm.core.settings import Settings
-    from agentfsm.core.tier_choice import TierChoice
+    from agentfsm.core.usage import TierChoice
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.model import TokenCounter, ToolDefinition

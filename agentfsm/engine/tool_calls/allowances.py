@@ -14,10 +14,8 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, parse_arguments
 from agentfsm.core.errors import MisuseError, StoreError
-from agentfsm.core.events import Guarded
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import Header
+from agentfsm.core.events import Guarded, GuardVerdict
+from agentfsm.core.header import Header, short_hash
 from agentfsm.core.messages import JSON, ToolCall
 from agentfsm.core.text_safety import format_exact_json
 from agentfsm.core.value import Value

@@ -16,8 +16,8 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments, replace_arguments
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
+from agentfsm.core.header import short_hash
 from agentfsm.core.inbox import (
     Approve,
     Decision,
@@ -34,8 +34,8 @@ from agentfsm.core.messages import JSON, Outcome, ToolCall, ToolResult, replace_
 from agentfsm.core.pending import BARE_REJECTION, NOT_STARTED, Pending, PendingKind, Question
 from agentfsm.core.plans import PLAN_TOOL, list_plan_calls
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.call_costs import calculate_call_cost
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.cost import calculate_call_cost
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
 from agentfsm.engine.tool_calls.allowances import Allowance, find_allowance

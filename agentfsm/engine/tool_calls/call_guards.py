@@ -11,7 +11,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.labels import EFFECT_LABELS, NOT_SAID, Label, LabelSource
 from agentfsm.core.messages import ErrorType, Outcome, TextPart
 from agentfsm.core.reducers import add_counts

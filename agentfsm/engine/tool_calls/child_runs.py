@@ -10,14 +10,13 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import RunNotFoundError, StoreError
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.run_effects import format_names, list_brought_labels, list_results, may_have_happened
+from agentfsm.core.run_facts import format_names, list_brought_labels, list_results, may_have_happened
 from agentfsm.core.run_ids import child_run_id
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
 from agentfsm.engine.execution.cost import calculate_run_cost

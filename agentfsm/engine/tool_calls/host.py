@@ -20,21 +20,20 @@ from agentfsm.core.calls import (
     parse_index,
 )
 from agentfsm.core.errors import AgentError, MisuseError
-from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import normalise_arguments, round_duration, round_timestamp
-from agentfsm.core.labels import EFFECT_LABELS, Label, join_labels
+from agentfsm.core.labels import EFFECT_LABELS, Label, ToolKind, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
-from agentfsm.engine.execution.call_costs import bill_settled_call, bill_tool, calculate_call_cost
 from agentfsm.engine.execution.config import ANSWER_TOKENS
+from agentfsm.engine.execution.cost import bill_settled_call, bill_tool, calculate_call_cost
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.tool_access import (

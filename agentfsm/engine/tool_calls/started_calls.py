@@ -18,9 +18,9 @@ import attrs
 from agentfsm._lib.concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, stricter_policy
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
-from agentfsm.core.tool_traits import ToolKind
-from agentfsm.engine.execution.call_costs import bill_settled_call
+from agentfsm.engine.execution.cost import bill_settled_call
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.tool_calls.call_guards import fence_result
 from agentfsm.engine.tool_calls.child_runs import end_interrupted_child

@@ -17,8 +17,7 @@ from agentfsm.core.value import Value
 from agentfsm.mcp.client.server_features import RESOURCE_TOOLS, Listing, build_resource_tools
 from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
-from agentfsm.mcp.trust.hidden_characters import find_hidden_flaw
-from agentfsm.mcp.trust.names import tool_name
+from agentfsm.mcp.trust.names import find_hidden_flaw, tool_name
 from agentfsm.mcp.trust.pins import ApprovedText, build_tool_text
 from agentfsm.tools.tool import Tool
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from binascii import a2b_base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import mcp.types as m
 
 from agentfsm.core.messages import (
@@ -20,9 +21,13 @@ from agentfsm.core.messages import (
     count_base64_bytes,
     replace_surrogates,
 )
+from agentfsm.core.value import Value
 from agentfsm.mcp.connection.lenient_parsing import describe_unknown_block
 from agentfsm.tools.queue.media import format_omitted_part, select_usable
 from agentfsm.tools.queue.result_text import render_parts, render_result
+from agentfsm.tools.schema.arguments import format_problems
+from agentfsm.tools.schema.complexity import ValidationCost, compute_cost, normalise_schema
+from agentfsm.tools.schema.validator import compile_schema, find_problems
 
 # Maximum length of a name, an address or a description from a server, in characters.
 MAX_LABEL_CHARS: Final = 300
@@ -194,3 +199,39 @@ def _matches_text(value: Any, text: str) -> bool:
         return bool(json.loads(text) == value)
     except (ValueError, RecursionError):
         return False
+
+
+@attrs.frozen(kw_only=True)
+class OutputCheck(Value):
+    """Compiled output schema of a tool."""
+
+    tool: str
+    schema: dict[str, Any] = attrs.field(repr=False)
+    is_valid: Callable[[Any], bool] = attrs.field(repr=False)
+    work: ValidationCost = attrs.field(repr=False)
+
+    @classmethod
+    def from_schema(cls, schema: Mapping[str, Any], tool: str) -> OutputCheck:
+        """Compile the schema of a tool's results.
+
+        Raises:
+            MisuseError: when it is invalid or too large, has an external reference, or could require unbounded work.
+        """
+        plain = normalise_schema(schema, tool)
+        return cls(tool=tool, schema=plain, is_valid=compile_schema(plain, tool), work=compute_cost(plain, tool))
+
+    def explain_mismatch(self, result: m.CallToolResult) -> str | None:
+        """Return how a result violates its schema, or None. An error result is not checked."""
+        if result.is_error:
+            return None
+        value = result.structured_content
+        if value is None and "structured_content" not in result.model_fields_set:
+            return f"the server declared an output schema for {self.tool}, but returned no structured content"
+        if reason := self.work.check_value(json.dumps(value), value):
+            return f"the result of {self.tool} cannot be checked: {reason}"
+        return None if self.is_valid(value) else self._describe_mismatch(value)
+
+    def _describe_mismatch(self, value: Any) -> str:
+        known = {"properties": self.schema.get("properties", {})}
+        text = format_problems(f"the result of {self.tool} does", find_problems(self.schema, value), value, known)
+        return text.rpartition("\n")[0]  # its last line is about arguments

@@ -16,18 +16,17 @@ from typing import Any, Final, Protocol
 import attrs
 
 from agentfsm.core.errors import ModelRetry
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
+from agentfsm.core.labels import Level
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import find_hidden
-from agentfsm.core.tool_traits import Level
 from agentfsm.core.value import Value
 from agentfsm.mcp.client.mcp_server import MCPServer
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
-from agentfsm.mcp.trust.hidden_characters import iter_texts
-from agentfsm.mcp.trust.names import SERVER_CHARS, derive_server_name
+from agentfsm.mcp.trust.names import SERVER_CHARS, derive_server_name, iter_texts
 from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, Pins
 from agentfsm.mcp.trust.server_config import ServerEntry, parse_entry
 from agentfsm.tools.schema.binding import Arguments

@@ -24,7 +24,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.pending import Question
 from agentfsm.mcp.client.question_relay import CallEndedError, QuestionRelay
 from agentfsm.mcp.connection import request_errors

@@ -13,10 +13,9 @@ from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
-from agentfsm.mcp.client.content import convert_result
+from agentfsm.mcp.client.content import OutputCheck, convert_result
 from agentfsm.mcp.client.elicitation import ElicitationRouter, QuestionHandling
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
-from agentfsm.mcp.client.output_check import OutputCheck
 from agentfsm.mcp.client.question_relay import QuestionRelay
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection

@@ -22,7 +22,7 @@ from mcp.client.session import ElicitationFnT, IncomingMessage
 from agentfsm.core.errors import ClosedError
 from agentfsm.mcp.connection import connection_thread, request_errors, tool_changes
 from agentfsm.mcp.connection.http_client import is_relevant
-from agentfsm.mcp.connection.lenient_client import LenientClient
+from agentfsm.mcp.connection.lenient_parsing import LenientClient
 from agentfsm.mcp.connection.request_errors import RequestError, RequestFault, WireStatus
 from agentfsm.mcp.connection.transports import ServerTransport
 from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, ServerCircuitOpenError

@@ -14,8 +14,7 @@ import attrs
 
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.sandbox.bubblewrap import BASE_OPTIONS, build_mount_options, find_bubblewrap
-from agentfsm.sandbox.mounts import Mount, list_mounts
+from agentfsm.sandbox.bubblewrap import BASE_OPTIONS, Mount, build_mount_options, find_bubblewrap, list_mounts
 from agentfsm.sandbox.rights import to_paths
 
 # Files needed to resolve hosts.

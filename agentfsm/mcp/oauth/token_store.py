@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from agentfsm._lib.shared_files import change_file, open_lock, try_lock
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.mcp.errors import MCPServerError
 
 # The version of the file's format.

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value

@@ -17,7 +17,7 @@ import jiter
 import mcp.types as m
 
 from agentfsm._lib.shared_files import change_file
-from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value

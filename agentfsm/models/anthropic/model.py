@@ -18,8 +18,8 @@ from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
 from agentfsm.models.anthropic.hosted_blocks import MCP_BETA, unsupported_hosted_tool
 from agentfsm.models.anthropic.schema import unsupported_schema
-from agentfsm.models.error_bodies import read_error_message
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
+from agentfsm.models.provider_errors import read_error_message
 from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
     SDKClient,

@@ -16,9 +16,9 @@ import openai
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.validation import BOOL
 from agentfsm.models import provider_errors as t
-from agentfsm.models.error_bodies import read_error_message
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
 from agentfsm.models.openai.create import is_patched, send_by_create
+from agentfsm.models.provider_errors import read_error_message
 from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
     SDKClient,

@@ -15,7 +15,7 @@ from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.providers import PROVIDERS, find_base_url, find_key
 from agentfsm.models.wire import WireFormatError, encode_json, parse_reply, read_field, read_token_count
 from agentfsm.ports.embedder import Embedder, Embeddings
-from agentfsm.tokens.failed_attempts import find_failed_usage
+from agentfsm.tokens.billing import find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 
 if TYPE_CHECKING:

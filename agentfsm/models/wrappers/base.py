@@ -19,7 +19,7 @@ from agentfsm.ports.model import (
     Request,
     build_os_failure,
 )
-from agentfsm.tokens.failed_attempts import (
+from agentfsm.tokens.billing import (
     attach_usage,
     count_chunk_bytes,
     estimate_request_tokens,

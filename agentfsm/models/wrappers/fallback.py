@@ -43,7 +43,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import ChunkRelay, CompositeModel, ask_model
-from agentfsm.tokens.failed_attempts import attach_usage
+from agentfsm.tokens.billing import attach_usage
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Emit, Model, Reply, Request

@@ -17,7 +17,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.model import Emit, Model, Reply, Request
-from agentfsm.tokens.failed_attempts import estimate_request_tokens
+from agentfsm.tokens.billing import estimate_request_tokens
 
 
 @attrs.frozen(kw_only=True)

@@ -27,13 +27,12 @@ import attrs
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.settings import Settings
-from agentfsm.core.tier_choice import KEPT, TierChoice
-from agentfsm.core.usage import Purpose, Spending, Usage
+from agentfsm.core.usage import KEPT, Purpose, Spending, TierChoice, Usage
 from agentfsm.core.validation import shorten_repr
 from agentfsm.models.model_names import resolve_model
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 from agentfsm.ports.model import FinishReason, Request
-from agentfsm.tokens.failed_attempts import attach_usage, estimate_request_tokens, estimate_written_tokens
+from agentfsm.tokens.billing import attach_usage, estimate_request_tokens, estimate_written_tokens
 from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:

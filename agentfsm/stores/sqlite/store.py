@@ -10,7 +10,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -70,7 +71,6 @@ from agentfsm.stores.rules import (
     successor_exists_error,
     suspect_group_size,
 )
-from agentfsm.stores.sqlite.event_chunks import CHUNK_EVENTS, compress_chunk, decompress_chunk, find_chunk_ends
 from agentfsm.stores.sqlite.file import Connect, DatabaseFile, SQLiteSchema, connect_sqlite3
 from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_owner
@@ -94,7 +94,42 @@ from agentfsm.stores.threaded.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
+
+# Events in a chunk: about 12 turns. Twice as many would save a sixth of the space, but leave twice as many outside.
+CHUNK_EVENTS: Final = 64
+# Maximum bytes of a chunk. Larger events stay uncompressed: other jobs wait while the store's thread compresses.
+MAX_CHUNK_BYTES: Final = 1_000_000
+
+
+def find_chunk_ends(first: int, newest: int) -> range:
+    """Return the versions at which chunks end, among those from `first`, 1 or more, to `newest`."""
+    return range(-(-first // CHUNK_EVENTS) * CHUNK_EVENTS, newest + 1, CHUNK_EVENTS)
+
+
+def compress_chunk(bodies: Sequence[bytes]) -> bytes | None:
+    """Return the events as one chunk, oldest first; None if they are too large or not `CHUNK_EVENTS` lines."""
+    lines = b"\n".join(bodies)
+    if lines.count(b"\n") != CHUNK_EVENTS - 1 or len(lines) > MAX_CHUNK_BYTES:
+        return None
+    return zlib.compress(lines)
+
+
+def decompress_chunk(run_id: str, newest: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the events of a chunk with their versions, oldest first.
+
+    Raises:
+        CorruptError: if the chunk is damaged.
+    """
+    try:
+        lines = zlib.decompress(body).split(b"\n")
+    except zlib.error as error:
+        raise CorruptError(
+            f"run {run_id!r}, the versions up to {newest}, cannot be read ({error}): restore a backup, or delete the "
+            "run",
+        ) from None
+    yield from enumerate(lines, newest - len(lines) + 1)
+
 
 # Maximum events in one statement: each takes three variables, and SQLite may allow only 999.
 MAX_EVENTS_PER_INSERT: Final = 100

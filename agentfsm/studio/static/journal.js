@@ -1,7 +1,7 @@
 // The journal of one run, and the run at any version of it. The machine's table says which state each event leads to.
 
 const REPLIES = new Set(["ToolsChosen", "AnswerGiven", "AnswerDrafted", "ModelFaltered"]);
-// Purposes of usage in events that do not name one, as in agentfsm/core/purposes.py; all others are turns.
+// Purposes of usage in events that do not name one, as in agentfsm/core/run_facts.py; all others are turns.
 const PURPOSES = { Compacted: "summary", ToolsOffered: "tool_selection", Judged: "judge" };
 const USAGE = ["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost_usd"];
 

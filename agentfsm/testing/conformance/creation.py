@@ -10,8 +10,7 @@ import pytest
 
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.events import Event, Observed
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Wake
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State

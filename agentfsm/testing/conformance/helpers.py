@@ -12,6 +12,7 @@ import pytest
 from agentfsm.core.errors import LeaseHeldError, StoreError
 from agentfsm.core.events import (
     Accepted,
+    Action,
     AnswerDrafted,
     AnswerGiven,
     ApprovalAsked,
@@ -22,6 +23,7 @@ from agentfsm.core.events import (
     Event,
     Failed,
     Guarded,
+    GuardVerdict,
     InputGiven,
     Judged,
     LimitReached,
@@ -33,6 +35,7 @@ from agentfsm.core.events import (
     Recalled,
     Reminded,
     Resumed,
+    Score,
     StepsReady,
     ToolCutOff,
     ToolFinished,
@@ -42,10 +45,10 @@ from agentfsm.core.events import (
     ToolsOffered,
     ToolsReturned,
     ToolStarted,
+    Verdict,
 )
-from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
+from agentfsm.core.history import Removed, Span, Summarised
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
@@ -53,9 +56,7 @@ from agentfsm.core.messages import AssistantMessage, ErrorType, ImagePart, Outco
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run, begin_run
-from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.usage import AgentCost, Purpose, Usage
-from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.core.window_layers import WindowLayers
 
 if TYPE_CHECKING:

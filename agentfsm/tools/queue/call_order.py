@@ -18,7 +18,7 @@ from agentfsm.core.value import Value
 from agentfsm.tools import callback_errors
 
 if TYPE_CHECKING:
-    from agentfsm.core.tool_traits import ToolKind
+    from agentfsm.core.labels import ToolKind
     from agentfsm.tools.schema.binding import Arguments
     from agentfsm.tools.tool import Tool
 

@@ -22,6 +22,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentfsm._lib.concurrency import (
     in_copied_context,
     is_foreign_cancellation,
+    make_waker,
     start_in_thread,
     threadsafe_scheduler,
 )
@@ -34,9 +35,8 @@ from agentfsm.core.errors import (
     StoreError,
     ToolError,
 )
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Media, Outcome, ToolCall, replace_surrogates
-from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
@@ -44,7 +44,7 @@ from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
 from agentfsm.tools.executing_call import ExecutingCall, executing_call
 from agentfsm.tools.queue import result_text
-from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
+from agentfsm.tools.queue.call_order import Access
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
@@ -54,10 +54,66 @@ if TYPE_CHECKING:
     from agentfsm._lib.limiter import Limiter, Permit
     from agentfsm.core.messages import ToolResult
     from agentfsm.ports.store import Clock
-    from agentfsm.tools.queue.call_order import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments
     from agentfsm.tools.tool import Tool
+
+_LOCK = threading.Lock()
+_ABANDONED: dict[object, list[CallThread]] = {}
+
+
+@attrs.define(eq=False, repr=False)
+class CallThread:
+    """A thread that runs a call, and the resources that it uses."""
+
+    name: str
+    """Name of the tool."""
+
+    access: Access
+    """Resources that the call uses."""
+
+    has_ended: bool = attrs.field(default=False, init=False)
+    _owner: object = attrs.field(default=None, init=False)
+    _callbacks: list[Callable[[], object]] = attrs.field(factory=list, init=False)
+
+    def mark_abandoned(self, owner: object) -> None:
+        """Register the thread as abandoned: the call is over, but its thread still runs."""
+        with _LOCK:
+            if not self.has_ended:
+                self._owner = owner
+                _ABANDONED.setdefault(owner, []).append(self)
+
+    def mark_ended(self) -> None:
+        """Record that the thread has ended; called from the thread itself."""
+        with _LOCK:
+            self.has_ended = True
+            waiting, self._callbacks = self._callbacks, []
+            if (places := _ABANDONED.get(self._owner)) is not None and self in places:
+                places.remove(self)
+                if not places:
+                    del _ABANDONED[self._owner]
+        for wake in waiting:
+            wake()
+
+    def on_end(self, wake: Callable[[], object]) -> None:
+        """Call `wake` from the thread when it ends; at once if it has ended."""
+        with _LOCK:
+            if not self.has_ended:
+                self._callbacks.append(wake)
+                return
+        wake()
+
+    async def wait_ended(self) -> None:
+        """Wait until the thread has ended; usable on any event loop."""
+        ended = anyio.Event()
+        self.on_end(make_waker(ended.set))
+        await ended.wait()
+
+
+def find_abandoned(owner: object) -> tuple[CallThread, ...]:
+    """Return the threads of this owner that still run."""
+    return tuple(_ABANDONED.get(owner, ())) if _ABANDONED else ()
+
 
 # Seconds before the first retry, twice that before the second, if the service states no wait: document C, 9.3.
 RETRY_WAIT_S: Final = 1.0

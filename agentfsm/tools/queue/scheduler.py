@@ -30,7 +30,6 @@ from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.queue import result_text
-from agentfsm.tools.queue.abandoned_threads import find_abandoned
 from agentfsm.tools.queue.call_order import (
     NO_ACCESS,
     CallOrder,
@@ -39,7 +38,14 @@ from agentfsm.tools.queue.call_order import (
     ScheduledCall,
     resolve_access,
 )
-from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolDispatcher, ToolJob, failed_outcome
+from agentfsm.tools.queue.dispatch import (
+    CallOutcome,
+    QueueHost,
+    ToolDispatcher,
+    ToolJob,
+    failed_outcome,
+    find_abandoned,
+)
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import CallPaused
 

@@ -13,8 +13,8 @@ from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, Us
 from agentfsm.context import Context, PriorityRetention, SlidingWindow, Summarise, TrimResults
 from agentfsm.core.errors import ContextTooLongError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted
+from agentfsm.core.history import Span, Summarised
 from agentfsm.core.messages import UserMessage
-from agentfsm.core.segments import Span, Summarised
 from agentfsm.models.openai.chat_wire import encode
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.ports.context import CompactionBudget, MessageGroup

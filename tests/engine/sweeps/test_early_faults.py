@@ -24,7 +24,7 @@ from agentfsm.core.events import ToolFinished, ToolsChosen
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Model, Reply, Store
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing.models import Call, ScriptedModel, call, raw_call
-from agentfsm.tools.queue.abandoned_threads import find_abandoned
+from agentfsm.tools.queue.dispatch import find_abandoned
 from tests.support.checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
 from tests.support.failing_stores import CancellingStore, CrashingStore, WorkerKilled
 from tests.support.streaming_models import FINISH, STREAM, StreamingModel, chunk_of, done, reply_of

@@ -6,9 +6,13 @@ reports no usage. A missing report is therefore not read as zero, unless it is k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import math
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
+import anyio
 import attrs
+from anyio.lowlevel import current_token
 
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
@@ -17,7 +21,7 @@ from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
 from agentfsm.tokens.tool_prompts import count_tools
 
 if TYPE_CHECKING:
-    from agentfsm.ports.model import Chunk, Request
+    from agentfsm.ports.model import Chunk, Model, Request
 
 # Average of English, code and Chinese, which a model writes; see `BYTES_PER_TOKEN`.
 _BYTES_PER_WRITTEN_TOKEN: Final = 4
@@ -75,3 +79,63 @@ def _may_have_been_billed(error: BaseException) -> bool:
     if isinstance(error, ModelUnavailableError):  # a response with an error status is free of charge
         return error.status is None and not error.is_unreachable
     return isinstance(error, ModelReplyError) or not isinstance(error, Exception)  # or it was cut off
+
+
+# Share of the largest figures that is left after another request.
+_DECAY: Final = 0.9
+
+
+@attrs.define(eq=False)
+class BilledExcess:
+    """Figures of one model in this process."""
+
+    tokens: float = 0.0
+    """Largest excess of a recent request, tokens; a little less after each later one."""
+
+    share: float = 0.0
+    """Largest excess of a recent request, as a share of the tokens that were counted."""
+
+    is_known: bool = False
+    """Whether a request has ended."""
+
+    _first: dict[Any, anyio.Event] = attrs.field(factory=dict, init=False)
+    """By event loop, the event at the end of the request that is asked alone, as long as nothing is known."""
+
+    def record(self, counted: int, billed: int) -> None:
+        """Record the input tokens of a request, as they were counted and as they were billed."""
+        more = max(billed - counted, 0)
+        self.tokens = max(more, _DECAY * self.tokens)
+        self.share = max(more / max(counted, 1), _DECAY * self.share)
+
+    def correct(self, counted: int) -> int:
+        """Return the tokens to reserve for a request of so many counted ones."""
+        return counted + math.ceil(min(self.tokens, self.share * counted))
+
+    def try_begin_first(self) -> bool:
+        """Return whether this is the first request to the model in this event loop: call `end_first` after it."""
+        loop = current_token()
+        if loop in self._first:
+            return False
+        self._first[loop] = anyio.Event()
+        return True
+
+    async def wait_for_first(self) -> None:
+        """Wait for the end of the first request."""
+        if (first := self._first.get(current_token())) is not None:
+            await first.wait()
+
+    def end_first(self) -> None:
+        """Let the requests go on that wait for the first one, whether or not it has shown something."""
+        self.is_known = True
+        self._first.pop(current_token()).set()
+
+
+_FIGURES: Final[WeakKeyDictionary[Model, BilledExcess]] = WeakKeyDictionary()
+
+
+def find_billed_excess(model: Model) -> BilledExcess:
+    """Return the figures of a model, shared by all agents that use it; figures of its own if it cannot be shared."""
+    try:
+        return _FIGURES.setdefault(model, BilledExcess())
+    except TypeError:  # a class of the user's without a hash or weak references
+        return BilledExcess()

@@ -1,4 +1,4 @@
-"""Score the similarity of texts by their words, with BM25: no vocabulary, model or network is needed.
+"""Score the similarity of texts: by their words, with BM25, or by their meaning, with an embedder.
 
 A word counts more if it is rare among the texts, less with each repetition, and more in a short text than in a long one
 (Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009).
@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 import attrs
 
-from agentfsm.ports.policies import Scorer
+from agentfsm.ports.embedder import Embedder
+from agentfsm.ports.policies import PaidScores, Scorer
 
 # BM25 parameter k1, the saturation of repeated words; the usual value. From 0.8 to 3 recall moves by under 1 %.
 SATURATION: Final = 1.2
@@ -127,3 +128,49 @@ def _stem(word: str) -> str:
             word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsz" else word
             break
     return word[:-1] if len(word) > _MIN_STEM_CHARS and word.endswith("e") else word
+
+
+# Texts whose vectors are cached: the tools of several agents. The least recently used are dropped.
+MAX_CACHED_TEXTS: Final = 4_096
+
+
+@attrs.define(eq=False)
+class EmbeddingScorer(Scorer):
+    """Score texts by the cosine between their vectors and that of the query (Source: document E, 5.4).
+
+    It finds tools that say the same in other words, or in another language that the model knows. Each text is embedded
+    once, each query anew: a request for each selection.
+    """
+
+    embedder: Embedder
+    """The embedder, such as `agentfsm.models.OpenAIEmbedder("text-embedding-3-small")`."""
+
+    _vectors: OrderedDict[str, tuple[float, ...]] = attrs.field(factory=OrderedDict, init=False, repr=False)
+
+    async def scores(self, query: str, texts: Sequence[str]) -> PaidScores:
+        """Return a score from -1 to 1 for each text, and the usage of the embedder.
+
+        Raises:
+            Exception: as from the embedder.
+        """
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        found = await self.embedder.embed([query, *missing])
+        wanted, *vectors = map(_normalise, found.vectors)
+        known = {text: self._vectors[text] for text in texts if text in self._vectors}
+        known |= dict(zip(missing, vectors, strict=True))
+        self._keep(known)
+        scores = [math.fsum(map(float.__mul__, wanted, known[text])) for text in texts]
+        return PaidScores(scores=tuple(scores), usage=found.usage)
+
+    def _keep(self, vectors: dict[str, tuple[float, ...]]) -> None:
+        for text, vector in vectors.items():
+            self._vectors[text] = vector
+            self._vectors.move_to_end(text)
+        while len(self._vectors) > MAX_CACHED_TEXTS:
+            self._vectors.popitem(last=False)
+
+
+def _normalise(vector: Sequence[float]) -> tuple[float, ...]:
+    """Return the vector with length 1; one of zeros stays as it is."""
+    length = math.hypot(*vector) or 1.0
+    return tuple([each / length for each in vector])
