@@ -98,9 +98,9 @@ def test_the_architecture_page_lists_the_rooms():
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page.partition("## Layers")[2].partition("\n## ")[0]
     listed = {name for row in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)/`", row)}
-    folders = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert listed == set(folders)
-    assert {path.name for path in ROOT.iterdir()} - set(folders) - {"__pycache__"} == {
+    folders = {path.name for path in ROOT.iterdir() if any(path.rglob("*.py"))}
+    assert listed == folders
+    assert {path.name for path in ROOT.iterdir() if path.is_file()} == {
         "__init__.py",
         "__main__.py",
         "py.typed",
