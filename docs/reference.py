@@ -21,12 +21,12 @@ MAX_DEFAULT_CHARS = 60
 COLUMNS = 80
 """Characters of a line in a code block that a page of the site shows without scrolling."""
 SUBJECTS = {
-    "Agent": ("agent",),
-    "Tools": ("tools", "subagent", "core.tool_traits", "core.labels", "ask_user", "note", "wait"),
-    "Runs": ("runs", "core", "engine", "ports.store"),
+    "Agent": ("agents",),
+    "Tools": ("tools", "agents.subagent", "core.labels", "_lib.limiter", "ask_user", "note", "wait"),
+    "Runs": ("agents.runs", "core", "engine", "journal", "ports.store"),
     "Messages": ("core.messages",),
     "Streaming": ("streaming",),
-    "Limits and costs": ("core.limits", "core.settings", "core.spend", "core.usage", "core.purposes"),
+    "Limits and costs": ("core.limits", "core.settings", "core.usage", "core.run_facts"),
     "The machine": ("core.machine",),
     "Errors": ("core.errors", "core.run.RunError"),
 }

@@ -50,6 +50,8 @@ APPLICATION_ID: Final = 0x6166736D
 # Maximum seconds of `patience_s` that SQLite itself waits at a time. If waiting could be a deadlock, it gives up at
 # once, and `_retry_while_busy` waits.
 BUSY_TIMEOUT_S = 1.0
+# Attempts to empty the log, each of which waits for readers as long as other statements do.
+EMPTYING_ATTEMPTS: Final = 5
 # Seconds between two polls for changes by other processes.
 POLL_INTERVAL_S: Final = 0.01
 # Mode of a new file; SQLite gives the same mode to the log and its index.
@@ -285,12 +287,14 @@ class DatabaseFile:
             StoreError: if the log cannot be emptied because another process is reading.
         """
         self._retry_while_busy(lambda: self.execute("VACUUM"))
-        (is_busy, *_) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if is_busy:
-            raise StoreError(
-                f"{self.path} was compacted, but its log could not be emptied, because another process was reading: "
-                "call again"
-            )
+        for _ in range(EMPTYING_ATTEMPTS):
+            (is_busy, *_) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if not is_busy:
+                return
+        raise StoreError(
+            f"{self.path} was compacted, but its log could not be emptied, because another process was reading: "
+            "call again"
+        )
 
     def is_job_error(self, error: Exception) -> bool:
         """Return whether the values or rows of one job caused the error, not the file, the disk or a lock."""
