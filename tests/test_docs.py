@@ -183,7 +183,7 @@ def test_the_service_of_the_readme_answers(tmp_path: Path, warm: WarmPython) -> 
     asks = "\nfrom fastapi.testclient import TestClient\nprint(TestClient(app).post('/ask?question=Hi').json())"
     with LocalServer(_hello) as server:
         given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
-        assert warm.run(block.code + asks, tmp_path, given) == (0, "Hello.\n", "")
+        assert warm.run(("-c", block.code + asks), tmp_path, given) == (0, "Hello.\n", "")
 
 
 def test_the_readme_is_short() -> None:

@@ -124,3 +124,10 @@ def test_no_test_file_imports_another():
         if any(part.startswith("test_") or part == "conftest" for part in module.split("."))
     }
     assert not wrong
+
+
+def test_the_page_about_shared_helpers_names_each():
+    """A helper that nobody finds is written again."""
+    there_are = {path.stem for path in (TESTS / "support").glob("*.py")} - {"__init__"}
+    named = re.findall(r"`(\w+)`", (TESTS / "support" / "README.md").read_text(encoding="utf-8"))
+    assert {re.sub(r"\d+$", "", name) for name in there_are} == {re.sub(r"\d+$", "", name) for name in named}

@@ -188,7 +188,8 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     _check_model_options(agent)
     if agent.limits.usd is not None or agent.spend:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
-    warn_of_undescribed_tools(agent.tools)
+    if agent.planner is None or not agent.planner.fixed:  # no model reads the steps of a flow
+        warn_of_undescribed_tools(agent.tools)
     if agent.guards:
         warn_of_unreachable_rules(agent.guards, agent.tools)
     if agent.answer_cache is not None and agent.memory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,10 @@ def run_workers(fork_server: ForkServer, make_store: Callable[[], Store], folder
     effects.mkdir()
     assert not fork_server.run(submit, make_store, str(effects), items).killed
     start = partial(fork_server.start, work, make_store, str(effects))
-    first, second = start(kill_at=("effect", items)), start()
+    first = start(kill_at=("effect", items // 2))
+    while not any(effects.iterdir()):  # it has a run now
+        time.sleep(0.01)
+    second = start()
     assert first.end().killed
     ended = second.end()
     assert list(ended.reports) == [(run_id, f'{{"count": {items}}}', "") for run_id in RUNS]

@@ -193,6 +193,7 @@ def answer(request):
 
 @tool(idempotent=True)
 async def crunch():
+    "Crunch numbers."
     lives = [int(each) for each in (folder / "deaths").read_text().split()]
     if lives and lives[0]:
         (folder / "deaths").write_text(" ".join(map(str, [lives[0] - 1, *lives[1:]])))
