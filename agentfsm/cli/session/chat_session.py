@@ -392,7 +392,7 @@ class ChatSession:
 def choose_chat_view(terminal: Terminal) -> ChatView:
     """Return the view with Markdown for a capable terminal if rich is installed, else that with plain lines."""
     if terminal.can_render and terminal.width is not None and not terminal.json:
-        from agentfsm.cli.render.chat_view import RichChatView  # noqa: PLC0415  it loads rich
+        from agentfsm.cli.render.rich_chat import RichChatView  # noqa: PLC0415  it loads rich
 
         return RichChatView()
     return PlainChatView(terminal=terminal)
