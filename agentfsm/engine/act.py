@@ -18,9 +18,8 @@ from agentfsm.core.messages import ErrorType, Outcome, ToolCall
 from agentfsm.core.reducers import add_counts
 from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
 from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, edit_call
-from agentfsm.engine.tool_calls.call_guards import Finding, guard_calls, needs_approval_by_guard
+from agentfsm.engine.tool_calls.call_guards import Finding, guard_calls, needs_approval_by_guard, screen_texts
 from agentfsm.engine.tool_calls.host import RunHost, ToolCalls
-from agentfsm.engine.tool_calls.text_screens import screen_texts
 from agentfsm.engine.unattended import end_child_run
 from agentfsm.tools.queue.result_text import build_decided_result
 
@@ -47,13 +46,22 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
             if each.phase is not intended or each.call.name in asking or each.guarded is not None
         ]
     refused = budget.admit_calls(_list_unfinished(entries) if special else entries)
-    if refused:
-        _refuse_over_budget(execution, host, refused)
+    if refused:  # before a person is asked about them
+        text = budget.format_refusal()
+        results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in refused]
+        execution.journal.log.warning("calls_refused", turn=run.turn, calls=len(results))
+        host.record(*[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results])
     if execution.config.guards:
         special += await _apply_guards(execution, host)
     if special or refused:
-        ready = await _apply_decisions(execution, calls)
-        waiting = _list_unfinished(execution.journal.run.open)
+        decisions = await decide_open_calls(execution, host, calls.last_waits, end_child_run)
+        if decisions.events:
+            host.record(*decisions.events, taken=decisions.taken)
+        settled = execution.journal.run
+        host.approvals = decisions.approvals
+        host.restarted_calls = frozenset([entry.call.id for entry in settled.open if entry.attempts])
+        ready = _list_ready_calls(settled, decisions)
+        waiting = _list_unfinished(settled.open)
         host.unfinished = len(waiting)
         budget.admit_calls(waiting)  # some may have their result now
     if calls.drained_pending and not (ready and host.unfinished):
@@ -68,14 +76,6 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
 
 def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
     return [each for each in entries if each.phase is not Phase.FINISHED]
-
-
-def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[OpenCall]) -> None:
-    """Commit the refusals of calls beyond the budget, before a person is asked about them."""
-    text = execution.budget.format_refusal()
-    results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in entries]
-    execution.journal.log.warning("calls_refused", turn=execution.journal.run.turn, calls=len(results))
-    host.record(*[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results])
 
 
 async def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
@@ -109,18 +109,6 @@ async def _apply_quotas(execution: Execution, host: RunHost, found: Sequence[Fin
                 budget.report_counted_calls()
                 return
             await forked.read()
-
-
-async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:
-    """Commit settled decisions of open calls, and return the calls that may run now."""
-    host = calls.host
-    decisions = await decide_open_calls(execution, host, calls.last_waits, end_child_run)
-    if decisions.events:
-        host.record(*decisions.events, taken=decisions.taken)
-    run = execution.journal.run
-    host.approvals = decisions.approvals
-    host.restarted_calls = frozenset([entry.call.id for entry in run.open if entry.attempts])
-    return _list_ready_calls(run, decisions)
 
 
 def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:

@@ -20,7 +20,6 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.answer_cache import AnswerCache
-    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
 
 # Version of the form of keys and records: another form finds none of the old answers.
@@ -37,6 +36,9 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
     header, output = run.header, config.output_spec
     view = build_view(execution)
     offered = [[each.name, each.description, each.parameters, each.strict] for each in view.tools]
+    guards = [
+        describe_guard(each) if type(each).__str__ is not object.__str__ else _describe(each) for each in config.guards
+    ]
     parts = {
         "form": _FORM,
         "scope": cache.scope,
@@ -57,22 +59,13 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
         "offered": offered,
         "tools": [_describe(tool) for tool in config.registry],
         "permissions": repr(config.permissions),
-        "policies": _describe_policies(config),
+        "policies": [guards, *map(_describe, (config.context, config.selector, config.judge, config.planner))],
         "settings": attrs.asdict(attrs.evolve(view.settings, stream=False)),
         "output": None if output is None or output.output_form is None else output.output_form.schema,
         "validators": None if output is None else _describe(output.validators),
     }
     text = json.dumps(to_mutable_json(parts), sort_keys=True, default=str)
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _describe_policies(config: EngineConfig) -> list[Any]:
-    guards = [describe_guard(each) if _has_text(each) else _describe(each) for each in config.guards]
-    return [guards, *map(_describe, (config.context, config.selector, config.judge, config.planner))]
-
-
-def _has_text(value: object) -> bool:
-    return type(value).__str__ is not object.__str__
 
 
 def _describe(value: Any) -> Any:

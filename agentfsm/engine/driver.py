@@ -291,18 +291,13 @@ class Driver(Generic[A_co]):
             journal.commit(Resumed(fingerprint=fingerprint if changes else None, changes=changes, renamed=renamed))
 
     def _take_ledger(self, run: Run[Any]) -> TokenLedger:
-        own = self._ledgers.pop((run.id, run.created_at), None)
-        return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
-
-    def _take_predecessor_ledger(self, run: Run) -> TokenLedger | None:
-        """Reuse the token count of the predecessor run, if it is cached."""
+        tally = self._ledgers.pop((run.id, run.created_at), None)
         last = self.ended_runs.get(run.header.after or "")
-        if last is None or last.messages is not run.prior:
-            return None
-        tally = self._ledgers.pop((last.id, last.created_at), None)
-        if tally is not None:
-            tally.resume_from(run.own_start)
-        return tally
+        if not tally and last is not None and last.messages is run.prior:  # the counts of the run before go on
+            tally = self._ledgers.pop((last.id, last.created_at), None)
+            if tally:
+                tally.resume_from(run.own_start)
+        return tally or TokenLedger(own_start=run.own_start)
 
     def _cache(self, run: Run[Any], ledger: TokenLedger) -> None:
         """Cache the token counts and the run for the next execution, or the next run of the conversation."""

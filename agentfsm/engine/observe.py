@@ -81,12 +81,12 @@ def _omit_unsupported_parts(execution: Execution, item: Input) -> Input:
     """
     if item.kind is not InputKind.USER:  # the model reads the parts of all others as text
         return item
-    parts = tuple([_replace_if_unsupported(execution, part) for part in item.parts])
-    return item if parts == item.parts else attrs.evolve(item, parts=parts)
-
-
-def _replace_if_unsupported(execution: Execution, part: Part) -> Part:
-    if isinstance(part, TextPart) or (why := execution.config.model.unsupported_part(part)) is None:
-        return part
-    execution.journal.log.warning("part_left_out", kind=media_kind(part), why=why)
-    return TextPart(text=replace_surrogates(format_omitted_part(media_kind(part), describe_media(part), why)))
+    parts: list[Part] = []
+    for part in item.parts:
+        if isinstance(part, TextPart) or (why := execution.config.model.unsupported_part(part)) is None:
+            parts.append(part)
+            continue
+        execution.journal.log.warning("part_left_out", kind=media_kind(part), why=why)
+        omitted = format_omitted_part(media_kind(part), describe_media(part), why)
+        parts.append(TextPart(text=replace_surrogates(omitted)))
+    return item if tuple(parts) == item.parts else attrs.evolve(item, parts=tuple(parts))

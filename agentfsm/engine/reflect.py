@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import Reflect
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.tool_calls.host import ToolCalls
     from agentfsm.ports.policies import Judge, JudgeAsk, PlanMaker
 
@@ -98,7 +97,12 @@ async def _review_draft(execution: Execution, effect: Reflect) -> StepOutcome | 
         return None if verdict.action is Action.ACCEPT else _send_back(execution, _build_continuation(verdict))
     spec = config.output_spec
     if spec is not None and (why := await spec.check(effect.draft or "", build_context(execution))) is not None:
-        return _refuse_draft(execution, spec, why)
+        refusals, note = journal.run.refusals, _REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
+        if refusals >= config.limits.answer_retries:
+            times = f"answers refused: {refusals + 1}, the last one: {why}"
+            return stop_at_limit(execution, StopReason.TOO_MANY_ERRORS, times, note=note)
+        journal.log.warning("answer_refused", turn=journal.run.turn, refusals=refusals + 1)
+        return _send_back(execution, e.Continued(note=note, refused=True))
     if config.judge is not None and config.judge.wants(journal.run):
         return await _run_judge(execution, config.judge)
     return None
@@ -128,19 +132,6 @@ def _send_back(execution: Execution, note: e.Continued) -> StepOutcome:
 
 
 # The form of an answer
-
-
-def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> StepOutcome:
-    """Send a draft back with the reason, or end the run after too many refusals."""
-    refusals = execution.journal.run.refusals
-    if refusals >= execution.config.limits.answer_retries:
-        times = f"answers refused: {refusals + 1}, the last one: {why}"
-        note = _REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
-        return stop_at_limit(execution, StopReason.TOO_MANY_ERRORS, times, note=note)
-    execution.journal.log.warning("answer_refused", turn=execution.journal.run.turn, refusals=refusals + 1)
-    return _send_back(
-        execution, e.Continued(note=_REFUSAL_NOTE.format(why=why, how=spec.correction_hint), refused=True)
-    )
 
 
 # Judges

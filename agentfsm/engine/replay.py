@@ -25,7 +25,6 @@ from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
-    from agentfsm.engine.execution.execution import Execution
 
 # The parts of a request that the two hashes cover.
 REQUEST_PARTS: Final = ("the agent: its model, instructions, tools, settings or planner", "the messages")
@@ -85,7 +84,13 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     for event in stored.events:
         run = journal.run
         if isinstance(event, e.Answered | e.Planned) and event.request:
-            now = _hash_plan(drive, event) if isinstance(event, e.Planned) else _hash_request(drive)
+            drive.ledger.update(run)
+            if isinstance(event, e.Answered):
+                now = build_view(drive).digest
+            elif drive.config.planner is None:  # then no hashes agree
+                now = f"-{drive.ledger.digest}"
+            else:
+                now = hash_plan_request(drive, drive.config.planner, event.reason)
             pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
             differing = tuple([part for part, then, own in pairs if then != own])
             checked += 1
@@ -93,18 +98,3 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
                 found.append(Divergence(version=run.version + 1, turn=run.turn + 1, what=differing))
         journal.run = run.apply(event)
     return Replay(run=journal.run, checked=checked, divergences=tuple(found))
-
-
-def _hash_request(execution: Execution) -> str:
-    """Return the hashes of the request that the run would make now."""
-    execution.ledger.update(execution.journal.run)
-    return build_view(execution).digest
-
-
-def _hash_plan(execution: Execution, event: e.Planned) -> str:
-    """Return the hashes of what the planner would be given now; without a planner, none that agree."""
-    planner = execution.config.planner
-    execution.ledger.update(execution.journal.run)
-    if planner is None:
-        return f"-{execution.ledger.digest}"
-    return hash_plan_request(execution, planner, event.reason)

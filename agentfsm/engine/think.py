@@ -47,10 +47,7 @@ from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
-    from agentfsm.core.run import Run
-    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.journal import Journal
-    from agentfsm.ports.policies import PlanMaker
 
 # Turns of a run above which a warning is logged: most tasks need fewer.
 EXPECTED_TURNS: Final = 8
@@ -93,14 +90,9 @@ async def _act_before_request(execution: Execution) -> StepOutcome | None:
         return recalled
     if config.planner is None and execution.journal.run.plan is None:
         return None
-    return await _plan(execution, config.planner or RecordedPlan())
-
-
-async def _plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:
-    """Make or advance a plan; None if the model is to be asked."""
-    if execution.config.registry.sources:
+    if config.registry.sources:
         await _refresh_tools(execution)
-    return await advance_plan(execution, planner)
+    return await advance_plan(execution, config.planner or RecordedPlan())
 
 
 def _may_start_early(journal: Journal) -> bool:
@@ -179,20 +171,14 @@ async def _prepare_request(
         if (choice := await select_tools(execution)) is not None:
             return choice
     run = journal.run
-    if (engine.reminder is not None or run.reminder) and (changed := _update_reminder(engine, run)) is not None:
-        return changed
+    if (engine.reminder is not None or run.reminder) and run.reminded_turn != run.turn:  # at most once in a turn
+        text = "" if engine.reminder is None else engine.reminder(run)
+        if text != run.reminder:
+            return e.Reminded(text=str(text), prompts=getattr(text, "sources", ()))
     view = build_view(execution)
     if (cut := await compact_if_needed(view)) is not None:
         return cut
     return PreparedRequest(execution, effect, view, view.digest)
-
-
-def _update_reminder(config: EngineConfig, run: Run) -> e.Reminded | None:
-    """Return the event that changes the reminder, at most once in a turn; None if it stays as it is."""
-    if run.reminded_turn == run.turn:
-        return None
-    text = "" if config.reminder is None else config.reminder(run)
-    return None if text == run.reminder else e.Reminded(text=str(text), prompts=getattr(text, "sources", ()))
 
 
 async def _refresh_tools(execution: Execution) -> None:

@@ -156,7 +156,7 @@ class AnswerClaim:
                 if await self._claim():
                     return None
                 continue
-            value = _read_value(record)
+            value: Mapping[str, Any] = record.value if isinstance(record.value, Mapping) else {}
             if (kept := _read_answer(value)) is not None:
                 self.found = record
                 return kept
@@ -259,10 +259,6 @@ async def _bound(operation: Awaitable[T]) -> T:
     with anyio.move_on_after(STORE_TIMEOUT_S):
         return await operation
     raise StoreError(f"the store of the answer cache gave no answer within {STORE_TIMEOUT_S:g} s")
-
-
-def _read_value(record: StoreRecord) -> Mapping[str, Any]:
-    return record.value if isinstance(record.value, Mapping) else {}
 
 
 def _read_answer(value: Mapping[str, Any]) -> KeptAnswer | None:

@@ -214,24 +214,21 @@ class EngineConfig(Value):
         known = self._fingerprints.get(self.registry.version)
         if known is None:
             instructions = short_hash(self.own_instructions, 8)
+            settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
+            policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
+            names = [type(each).__qualname__ for each in policies]
+            rest = [self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)]
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(
                 instructions=instructions,
                 model=self.model.name,
                 tools=tools,
-                config=short_hash(self._describe(), 8),
+                config=short_hash(repr(rest), 8),
                 prompts=self.prompts,
             )
             self._fingerprints[self.registry.version] = known
         return known
-
-    def _describe(self) -> str:
-        """Return the limits, the settings, the names of the policies and the guards as a text to hash."""
-        settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
-        policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
-        names = [type(each).__qualname__ for each in policies]
-        return repr([self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)])
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
@@ -245,14 +242,10 @@ class EngineConfig(Value):
 
     def resolve_settings(self, run: Run) -> Settings:
         """Return the model settings for the run's next turn."""
-        settings = self._call_settings_function(run, self.settings) if callable(self.settings) else self.settings
-        return settings if run.header.settings is None else run.header.settings.with_defaults(settings)
-
-    def _call_settings_function(self, run: Run, function: Callable[[Run], object]) -> Settings:
-        settings = function(run)
+        settings: object = self.settings(run) if callable(self.settings) else self.settings
         if not isinstance(settings, Settings):
             raise MisuseError(f"the function settings= returned {type(settings).__name__}: return Settings(...)")
-        return settings
+        return settings if run.header.settings is None else run.header.settings.with_defaults(settings)
 
     def side_request_settings(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
         """Return the settings for a side request: short and without tools.

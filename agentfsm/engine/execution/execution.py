@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim
+from agentfsm.engine.execution.answer_cache import AnswerClaim
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.drain import Drain
@@ -91,6 +91,10 @@ def build_execution(
         from agentfsm.engine.execution.run_spend import build_run_spend  # noqa: PLC0415  few agents limit spending
 
         spend = build_run_spend(config.spend, journal, above)
+    claim: AnswerClaim | None = None
+    if (cache := config.answer_cache) is not None:
+        store = cache.store or journal.store
+        claim = AnswerClaim(journal.run.id, cache, store, journal.log, has_runs=store is journal.store)
     return Execution(
         config=config.for_run(journal.run.header),
         journal=journal,
@@ -103,10 +107,5 @@ def build_execution(
         attendant=attendant,
         drain=drain,
         renamed=renamed,
-        answer_claim=None if config.answer_cache is None else _build_claim(config.answer_cache, journal),
+        answer_claim=claim,
     )
-
-
-def _build_claim(cache: AnswerCache, journal: Journal) -> AnswerClaim:
-    store = cache.store or journal.store
-    return AnswerClaim(journal.run.id, cache, store, journal.log, has_runs=store is journal.store)

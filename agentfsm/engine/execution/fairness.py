@@ -68,15 +68,12 @@ class StepThrottle:
     async def acquire(self) -> None:
         """Wait for a round with a free place."""
         if not self._ticks or self._ticks[-1].steps == STEPS_PER_TICK:
-            self._add_tick()
+            self._ticks.append(_Tick(anyio.Event()))
+            if len(self._ticks) == 1:
+                self._schedule_next(next_tick_scheduler())
         last = self._ticks[-1]
         last.steps += 1
         await last.started.wait()
-
-    def _add_tick(self) -> None:
-        self._ticks.append(_Tick(anyio.Event()))
-        if len(self._ticks) == 1:
-            self._schedule_next(next_tick_scheduler())
 
     def _schedule_next(self, call_soon: CallSoon) -> None:
         call_soon(partial(self._begin_tick, call_soon))

@@ -140,6 +140,8 @@ class Journal:
             lease, run = await _acquire_lease(
                 store, run, durability, ended_runs, must_be_new=must_be_new, takeover=takeover
             )
+        header = run.header
+        is_traced = header.traceparent or (watch and any(outlet.tracer is not None for outlet in watch))
         journal = cls(
             store=store,
             lease=lease,
@@ -148,9 +150,7 @@ class Journal:
             on_event=on_event,
             on_run=on_run,
             watch=watch,
-            log=RunLogger(
-                run.id, run.header.agent, _find_trace_id(run.header, watch) if watch or run.header.traceparent else ""
-            ),
+            log=RunLogger(run.id, header.agent, run_context(header).trace_id if is_traced else ""),
             pause_before=pause_before,
         )
         journal._last_event_s = clock.monotonic()
@@ -344,12 +344,6 @@ class Journal:
                 self.log.warning("lease_lost")  # another worker goes on with the run
             except StoreError as error:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
-
-
-def _find_trace_id(header: Header, watch: Sequence[Outlet]) -> str:
-    """Return the id of the trace of a run that a watcher traces, or that was given a trace; else an empty string."""
-    is_traced = header.traceparent or any(outlet.tracer is not None for outlet in watch)
-    return run_context(header).trace_id if is_traced else ""
 
 
 def create_shield() -> anyio.CancelScope:

@@ -102,7 +102,9 @@ class RunSpend:
                 if change.granted is not None:
                     held.granted = change.granted
                 elif change.may_wait:
-                    await self._remove(held.id, [other for other, _ in order[:index]])
+                    for other, _ in order[:index]:  # durable before the wait, since the request was not sent
+                        await other.change(SettleAmount(id=held.id, usd=0.0, was_sent=False))
+                        other.wake()
                     wait_s = _FIRST_WAIT_S if full is None else min(2 * full.wait_s, _LAST_WAIT_S)
                     return FullWindow(shared, settled, index > 0, wait_s)
                 else:
@@ -114,16 +116,6 @@ class RunSpend:
                 await self.flush()
             raise
         return held
-
-    async def _remove(self, name: str, windows: Sequence[SharedWindow]) -> None:
-        """Remove a reservation of a request that was not sent; durable when it returns.
-
-        Raises:
-            StoreError: if the store cannot be reached.
-        """
-        for shared in windows:
-            await shared.change(SettleAmount(id=name, usd=0.0, was_sent=False))
-            shared.wake()
 
     async def wait_for_room(self, full: FullWindow) -> None:
         """Wait until there may be room in a window."""
@@ -158,15 +150,8 @@ class RunSpend:
         return held
 
     def _start_reservation(self, granted: int) -> SpendReservation:
+        """Return an empty reservation in the windows of this moment, in the order of their keys."""
         self._count += 1
-        return SpendReservation(f"{self._owner}{self._token}.{self._count}", self._find_windows(), granted)
-
-    @property
-    def _owner(self) -> str:
-        return f"{self.journal.run.id}#"
-
-    def _find_windows(self) -> tuple[tuple[SharedWindow, tuple[Spend, ...]], ...]:
-        """Return the windows of this moment with their limits, in the order of their keys."""
         now, found = self.journal.clock.now(), dict[str, tuple[SpendWindow, list[Spend]]]()
         for spend, header in self.limits:
             window = spend.find_window(header, now)
@@ -175,7 +160,11 @@ class RunSpend:
         for key, (window, spends) in sorted(found.items()):
             shared = self._used[key] = share_window(self.journal.store, window)
             windows.append((shared, tuple(spends)))
-        return tuple(windows)
+        return SpendReservation(f"{self._owner}{self._token}.{self._count}", tuple(windows), granted)
+
+    @property
+    def _owner(self) -> str:
+        return f"{self.journal.run.id}#"
 
     def _build_change(self, name: str, limit: Spend, cost: Callable[[int], float]) -> ReserveAmount:
         return ReserveAmount(

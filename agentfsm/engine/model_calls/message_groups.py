@@ -20,7 +20,10 @@ def group_messages(run: Run, ledger: TokenLedger) -> tuple[MessageGroup, ...]:
         run: The run.
         ledger: Token counts of the run.
     """
-    groups = [*_iter_compacted_groups(run, ledger), *_iter_recent_groups(run, ledger)]
+    span = Span(start=run.cutoff, end=len(run.messages))
+    tokens = [ledger.message_tokens(index) for index in range(span.start, span.end)]
+    recent = _split_span(run, span, run.messages[run.cutoff :], tokens, ledger.task_index)
+    groups = [*_iter_compacted_groups(run, ledger), *recent]
     unread = _find_first_unread(groups)
     last = len(groups) - 1
     return tuple(
@@ -41,12 +44,6 @@ def _iter_compacted_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGro
             yield from _split_span(run, entry, messages, tokens, ledger.task_index)
         elif isinstance(entry, Summarised):
             yield MessageGroup(segment=entry, messages=messages, tokens=tokens[0], kind=GroupKind.SYSTEM)
-
-
-def _iter_recent_groups(run: Run, ledger: TokenLedger) -> Iterator[MessageGroup]:
-    span = Span(start=run.cutoff, end=len(run.messages))
-    tokens = [ledger.message_tokens(index) for index in range(span.start, span.end)]
-    yield from _split_span(run, span, run.messages[run.cutoff :], tokens, ledger.task_index)
 
 
 def _split_span(
@@ -78,16 +75,13 @@ def _classify_group(messages: Sequence[Message], follower: Message | None) -> Gr
     """Return the kind of a group; an answer is final if the user continued after it."""
     first, *results = messages
     if isinstance(first, AssistantMessage) and first.calls:
-        return GroupKind.ERROR if all(_has_failed(result) for result in results) else GroupKind.RESULTS
+        has_failed = all(isinstance(each, ToolResult) and each.outcome is not Outcome.DONE for each in results)
+        return GroupKind.ERROR if has_failed else GroupKind.RESULTS
     if isinstance(first, AssistantMessage):
         return GroupKind.FINAL if isinstance(follower, UserMessage) else GroupKind.OTHER
     if isinstance(first, SystemMessage):
         return GroupKind.SYSTEM
     return GroupKind.RESULTS if isinstance(first, UserMessage) and first.is_note else GroupKind.USER
-
-
-def _has_failed(message: Message) -> bool:
-    return isinstance(message, ToolResult) and message.outcome is not Outcome.DONE
 
 
 def _find_first_unread(groups: Sequence[MessageGroup]) -> int:
@@ -131,7 +125,11 @@ def _merge_spans(entries: Iterable[Span | Summarised]) -> Iterator[Span | Summar
     """Yield the entries, merging neighbouring spans that are shown alike."""
     last: Span | Summarised | None = None
     for entry in entries:
-        if isinstance(last, Span) and isinstance(entry, Span) and _is_adjacent(last, entry):
+        if (
+            isinstance(last, Span)
+            and isinstance(entry, Span)
+            and (last.end, last.chars, last.items) == (entry.start, entry.chars, entry.items)
+        ):
             last = attrs.evolve(last, end=entry.end)
             continue
         if last is not None:
@@ -139,10 +137,6 @@ def _merge_spans(entries: Iterable[Span | Summarised]) -> Iterator[Span | Summar
         last = entry
     if last is not None:
         yield last
-
-
-def _is_adjacent(last: Span, entry: Span) -> bool:
-    return (last.end, last.chars, last.items) == (entry.start, entry.chars, entry.items)
 
 
 def _begins_with_reply(groups: Sequence[MessageGroup]) -> bool:

@@ -12,7 +12,6 @@ from agentfsm.streaming.stream import TextDelta, ThinkingDelta
 if TYPE_CHECKING:
     from agentfsm.core.messages import AssistantMessage
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.engine.execution.journal import Journal
     from agentfsm.ports.guards import FilteredText
 
 
@@ -47,7 +46,13 @@ def filter_reply(execution: Execution, message: AssistantMessage) -> FilteredRep
         )
         run = execution.journal.run
         execution.journal.log.warning("text_filtered", turn=run.turn + 1, decisions="; ".join(decisions))
-    _report(execution.journal, message)
+    journal = execution.journal
+    if journal.on_event is not None:  # who listens got no pieces of the texts
+        run_id, turn = journal.run.id, journal.run.turn + 1
+        if message.thinking:
+            journal.on_event(ThinkingDelta(run_id=run_id, turn=turn, attempt=1, text=message.thinking))
+        if message.text:
+            journal.on_event(TextDelta(run_id=run_id, turn=turn, attempt=1, text=message.text))
     return FilteredReply(message, decisions, "" if text is None or not text.is_withheld else text.describe())
 
 
@@ -64,14 +69,3 @@ def _decide(execution: Execution, message: AssistantMessage, text: str) -> Filte
         header=run.header,
     )
     return execution.config.guard_texts(outgoing)
-
-
-def _report(journal: Journal, message: AssistantMessage) -> None:
-    """Pass the texts to the listeners, who got no pieces of them."""
-    if journal.on_event is None:
-        return
-    run_id, turn = journal.run.id, journal.run.turn + 1
-    if message.thinking:
-        journal.on_event(ThinkingDelta(run_id=run_id, turn=turn, attempt=1, text=message.thinking))
-    if message.text:
-        journal.on_event(TextDelta(run_id=run_id, turn=turn, attempt=1, text=message.text))

@@ -96,7 +96,11 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
             check_call(f"{type(model).__name__}.reply", call)
         is_large = is_large or call.arguments[USUAL_ARGUMENTS_CHARS:]
     if is_large and (over := find_reply_excess(reply)) is not None:
-        raise _build_too_large_error(model, over, reply.usage)
+        raise ModelReplyError(
+            f"The reply of {model.name!r} is too large ({over}) and is not used. Limit it with "
+            "Settings(max_tokens=...), or say in the instructions how much is wanted at a time.",
+            reply.usage,
+        )
     return reply
 
 
@@ -122,14 +126,6 @@ async def _call_model(model: Model, request: Request, emit: Emit | None) -> Repl
         raise MisuseError(f"{method} returned {kind}, not an awaitable: write `async def reply`") from None
     else:
         return reply
-
-
-def _build_too_large_error(model: Model, over: str, usage: Usage | None) -> ModelReplyError:
-    return ModelReplyError(
-        f"The reply of {model.name!r} is too large ({over}) and is not used. Limit it with Settings(max_tokens=...), "
-        "or say in the instructions how much is wanted at a time.",
-        usage,
-    )
 
 
 def calculate_usd(model: Model, usage: Usage) -> float | None:

@@ -103,7 +103,9 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
                 prepared.is_plain, wait_s = True, 0.0
             elif not _should_retry(journal, engine.limits, attempt, wait_s := _retry_wait_s(engine, error, attempt)):
                 raise
-            facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _describe_failure(error)}
+            # The log does not hold the model's own text.
+            why = "its reply is of no use" if isinstance(error, ModelReplyError) else redact(str(error))
+            facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": why}
             notice = _describe_unreachable(error, wait_s) if attempt == 1 else ""
             journal.log.warning("model_retry", notice=notice, turn=effect.turn, attempt=attempt, **facts)
             # Not waited for: the next attempt may begin before it is durable.
@@ -128,11 +130,6 @@ def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float)
     if run.limit_reached is not None or attempt > limits.max_model_retries(run.header):
         return False
     return not limits.fails_fast(run.header) or journal.active_s + wait_s < limits.seconds
-
-
-def _describe_failure(error: ModelError) -> str:
-    """Return the reason of a failure for the log, without the model's own text."""
-    return "its reply is of no use" if isinstance(error, ModelReplyError) else redact(str(error))
 
 
 def _describe_unreachable(error: ModelError, wait_s: float) -> str:

@@ -13,17 +13,18 @@ from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.labels import EFFECT_LABELS, NOT_SAID, Label, LabelSource
-from agentfsm.core.messages import ErrorType, Outcome, TextPart
+from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult, UserMessage
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.known_texts import find_prompt_labels, list_known_texts
 from agentfsm.ports.guards import GuardDecision, GuardedCall
+from agentfsm.ports.screening import ScreenedText
 from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import ToolCall, ToolResult
+    from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.guards import CallGuard
@@ -69,7 +70,8 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first
             counted = add_counts(counted, {entry.call.name: 1})
         has_not_started = not entry.attempts and (entry.phase in _NOT_STARTED or entry.lacks_tool)
         if decided.verdict is GuardVerdict.REFUSE and has_not_started:
-            events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
+            result = build_decided_result(entry, Outcome.FAILED, format_refusal(decided))
+            events.append(e.ToolFinished(result=attrs.evolve(result, error_type=ErrorType.NOT_PERMITTED)))
         elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
             reason = f"it had started before, and is not run again: {decided.reason}"
             events.append(e.ToolLost(call_id=entry.call.id, reason=reason))
@@ -143,10 +145,15 @@ def _build_guarded_call(
     if check_permitted(execution, tool, bound) is not None:
         return None
     run, arguments = execution.journal.run, tool.to_namespace(bound)
+    labels: Mapping[Label, LabelSource] = run.labels
+    if later := _list_later_calls(run, before):
+        labels = {
+            label: source for label, source in labels.items() if source.run_id != run.id or source.call_id not in later
+        }
     return GuardedCall(
         tool=tool.select_traits(arguments),
         arguments=arguments,
-        labels=_find_labels(run, _list_later_calls(run, before)),
+        labels=labels,
         counted=counted or {},
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
@@ -258,25 +265,37 @@ def _list_later_calls(run: Run, before: e.Guarded | None) -> frozenset[str]:
     return frozenset(ends.keys() - set(had_ended))
 
 
-def _find_labels(run: Run, later: frozenset[str]) -> Mapping[Label, LabelSource]:
-    """Return the labels that the run has, without those that come from the given calls."""
-    if not later:
-        return run.labels
-    return {
-        label: source for label, source in run.labels.items() if source.run_id != run.id or source.call_id not in later
-    }
-
-
 def needs_approval_by_guard(entry: OpenCall) -> bool:
     """Return whether guards let the call run only if a person approves it."""
     return entry.guarded is not None and entry.guarded.verdict is GuardVerdict.ASK
 
 
-def _build_refusal(entry: OpenCall, decided: e.Guarded) -> ToolResult:
-    result = build_decided_result(entry, Outcome.FAILED, format_refusal(decided))
-    return attrs.evolve(result, error_type=ErrorType.NOT_PERMITTED)
-
-
 def format_refusal(decided: e.Guarded) -> str:
     """Return the text for the model about a call that guards refuse."""
     return f"not run: {decided.reason}. Do not try it again; go on without it, and tell the user that it was not done."
+
+
+async def screen_texts(execution: Execution) -> tuple[Finding, ...]:
+    """Return the decisions of screens that concern a call without a decision. Nothing is committed."""
+    config, run = execution.config, execution.journal.run
+    undecided = [entry for entry in run.open if is_undecided(execution, entry)]
+    tools = [tool for entry in undecided if (tool := config.find_tool(entry.call.name)) is not None]
+    screens = [screen for screen in config.screens if any(screen.concerns(tool.traits) for tool in tools)]
+    if not screens:
+        return ()
+    texts = _list_texts(run)
+    found = [(screen, await screen.screen(texts)) for screen in screens]
+    return tuple([(screen, decision) for screen, decision in found if decision is not None])
+
+
+def _list_texts(run: Run) -> tuple[ScreenedText, ...]:
+    """Return the untrusted results and the inputs that a run has read, newest first, also those before a compaction."""
+    texts: list[ScreenedText] = []
+    steps = () if run.plan is None else run.plan.closed
+    for message in (*run.messages, *[entry.result for entry in steps]):
+        if isinstance(message, ToolResult) and Label.UNTRUSTED in message.labels:
+            source = LabelSource(label=Label.UNTRUSTED, run_id=run.id, call_id=message.call_id, name=message.tool)
+            texts.append(ScreenedText(text=message.content, source=source))
+        elif isinstance(message, UserMessage) and not message.is_note:
+            texts.append(ScreenedText(text=message.text, source=None))
+    return tuple(reversed(texts))

@@ -175,7 +175,14 @@ def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
     if run.state is State.DONE:
         return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
     if run.stop_reason in BUDGET_REASONS or run.limit_reached is not None:
-        return _build_partial_result(run, name, cost)
+        said = run.partial
+        head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]"
+        outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
+        if run.stop_reason is StopReason.TIMEOUT:
+            outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
+        rest = f"This is what it had so far:\n{said}" if said else "(it had written no answer yet)"
+        text = f"{head}{_describe_effects(run)}\n{rest}"
+        return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)
         outcome = Outcome.CANCELLED if is_known else Outcome.UNKNOWN
@@ -200,17 +207,6 @@ def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolRetur
     return ToolReturn(
         outcome=Outcome.UNKNOWN, content=f"{text}{_describe_effects(run)}", child=cost, labels=list_own_labels(run)
     )
-
-
-def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:
-    """Return the text with the partial result of a child run that reached a limit."""
-    said = run.partial
-    head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_describe_effects(run)}"
-    outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
-    if run.stop_reason is StopReason.TIMEOUT:
-        outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
-    text = f"{head}\nThis is what it had so far:\n{said}" if said else f"{head}\n(it had written no answer yet)"
-    return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
 
 
 def _describe_effects(run: Run) -> str:

@@ -163,23 +163,41 @@ class RunHost(QueueHost):
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Build the context of a call."""
-        run, attendant = self.execution.journal.run, self.execution.attendant
-        entry = _find_entry(run, call)
+        execution, journal = self.execution, self.execution.journal
+        entry = _find_entry(journal.run, call)
+        attendance: Attendance | None = None
+        if execution.attendant is not None:
+            direct = Attendance(execution.attendant, partial(self._ask_person, call, tool))
+            attendance = direct.with_clock(journal.stop_active_time)  # which stops while the person is asked
+        parent: Parent | None = None
+        if tool.kind is ToolKind.AGENT:
+            parent = Parent(
+                run=journal.run,
+                store=journal.store,
+                clock=journal.clock,
+                budget=execution.budget,
+                depth_limit=execution.config.limits.depth,
+                watch=execution.config.watch,
+                guards=execution.config.guards,
+                drain=execution.drain,
+                takeover=execution.is_takeover,
+                renamed=execution.renamed,
+            )
         return attrs.evolve(
-            build_context(self.execution),
+            build_context(execution),
             call_id=call.id,
             idempotency_key=call.key,
-            fencing_token=self.execution.journal.lease.token,
+            fencing_token=journal.lease.token,
             attempt=max(1, entry.attempts),
             inquiry=entry.inquiry or Inquiry(),
             deadline=deadline,
             find_result_text=self._find_result_text,
             find_result_parts=self._find_result_parts,
-            find_tools=self._search_tools,
+            find_tools=partial(search_tools, execution),
             on_cost=partial(self._add_cost, call.id),
             on_labels=partial(self._add_labels, call.id),
-            attendance=None if attendant is None else self._build_attendance(attendant, call, tool),
-            parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
+            attendance=attendance,
+            parent=parent,
             ask_model=partial(self._ask_model, call.id) if tool.name == QUESTION_TOOL else None,
         )
 
@@ -216,11 +234,6 @@ class RunHost(QueueHost):
         )
         return text
 
-    def _build_attendance(self, attendant: Attendant, call: ToolCall, tool: Tool[..., Any]) -> Attendance:
-        """Return the call's access to the attending person; the active time of the run stops while it is used."""
-        direct = Attendance(attendant, partial(self._ask_person, call, tool))
-        return direct.with_clock(self.execution.journal.stop_active_time)
-
     async def _ask_person(
         self, call: ToolCall, tool: Tool[..., Any], attendant: Attendant, asked: AttendedQuestions
     ) -> Mapping[str, Any] | None:
@@ -237,13 +250,14 @@ class RunHost(QueueHost):
         answers = {} if given is None else given.answers
         by = "" if given is None else given.by
         fact = e.InputGiven(call_id=call.id, by=by, answers=answers, questions=questions, state=asked.state)
-        self.record(*_build_missing_start(journal.run, call, asked.attempt), fact)
+        if journal.run.open_call(call.id).phase is Phase.RUNNING:
+            self.record(fact)
+        else:  # a read-only call, whose start is not in the journal
+            start = e.ToolStarted(call_id=call.id, repeatable=True, read_only=True, attempts=asked.attempt)
+            self.record(start, fact)
         await journal.flush()
         journal.check_lease()
         return None if given is None else answers
-
-    async def _search_tools(self, query: str) -> str:
-        return await search_tools(self.execution, query)
 
     def _find_result_text(self, call_id: str) -> str | None:
         return next((result.content for result in self._iter_results(call_id)), None)
@@ -257,39 +271,23 @@ class RunHost(QueueHost):
         results = (*run.messages, *[entry.result for entry in steps])
         return (m for m in results if isinstance(m, ToolResult) and m.call_id == call_id)
 
-    def _build_parent(self) -> Parent:
-        journal, drive = self.execution.journal, self.execution
-        return Parent(
-            run=journal.run,
-            store=journal.store,
-            clock=journal.clock,
-            budget=drive.budget,
-            depth_limit=drive.config.limits.depth,
-            watch=drive.config.watch,
-            guards=drive.config.guards,
-            drain=drive.drain,
-            takeover=drive.is_takeover,
-            renamed=drive.renamed,
-        )
-
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
         """Return the refusal if no call of a tool can run, whatever its arguments, else None."""
         return check_available(self.execution, tool)
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
-        refusal = (
-            check_permitted(self.execution, tool, bound)
-            or (self._check_kind(call, tool) if call.id in self.restarted_calls else None)
-            or self._check_guarded(call, tool)
-            or self._check_approved(call, tool, bound)
-        )
-        if refusal is None and tool.cost_usd is not None:
-            return self._reserve_cost(call, tool, bound)
-        return refusal
+        """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None.
 
-    def _reserve_cost(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Reserve the declared cost of a call; return the refusal if the budget has no room for it, else None."""
+        The declared cost of a call that may run is reserved in the budget; it is refused if there is no room.
+        """
+        refusal = check_permitted(self.execution, tool, bound)
+        if refusal is None and call.id in self.restarted_calls:
+            run = self.execution.journal.run
+            change = find_other_kind(run, run.open_call(call.id), tool)
+            refusal = failed_outcome(change, ErrorType.BLOCKED) if change else None
+        refusal = refusal or self._check_guarded(call, tool) or self._check_approved(call, tool, bound)
+        if refusal is not None or tool.cost_usd is None:
+            return refusal
         budget, usd = self.execution.budget, calculate_call_cost(tool, tool.to_namespace(bound))
         if usd is None:
             return failed_outcome("not run: the cost of this call could not be determined.", ErrorType.BLOCKED)
@@ -332,20 +330,6 @@ class RunHost(QueueHost):
             spend.add(usage)
         self._release_cost(result.call_id, usage or NO_USAGE)
         return result if usage is None else attrs.evolve(result, spent=bill_tool(usage))
-
-    def _record_requests(self, result: ToolResult) -> ToolResult:
-        """Return the result with the usage of the model requests that the call has made."""
-        spent = self.asked.pop(result.call_id, None)
-        if spent is None or not spent.models:
-            return result
-        asked = Spending(purpose=spent.purpose, usage=spent.usage, model=spent.model)
-        return attrs.evolve(result, spent=(*result.spent, asked))
-
-    def _check_kind(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
-        """Refuse a call that has started as a function and would go on as an agent, or the other way round."""
-        run = self.execution.journal.run
-        change = find_other_kind(run, run.open_call(call.id), tool)
-        return failed_outcome(change, ErrorType.BLOCKED) if change else None
 
     def _check_guarded(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
         """Refuse a call that guards have refused or not decided on, or that needs an approval not requested."""
@@ -505,8 +489,9 @@ class RunHost(QueueHost):
             result = add_child_cost(execution, result)
         if self.spent or self.reserved_usd:
             result = self._bill_call(result)
-        if self.asked:
-            result = self._record_requests(result)
+        if (asked := self.asked.pop(result.call_id, None)) is not None and asked.models:
+            requests = Spending(purpose=asked.purpose, usage=asked.usage, model=asked.model)
+            result = attrs.evolve(result, spent=(*result.spent, requests))
         if self.labels and (added := self.labels.get(result.call_id, ())):
             result = attrs.evolve(result, labels=join_labels(result.labels, added))
         decided: tuple[e.Event, ...] = ()
@@ -738,13 +723,6 @@ def _mark_discarded(event: ToolEvent) -> ToolEvent:
     return attrs.evolve(event, type=ToolEventType.ERROR, success=False, message=text, result=None)
 
 
-def _build_missing_start(run: Run, call: ToolCall, attempts: int) -> list[e.Event]:
-    """Return the start event of a running read-only call, if the journal does not have it."""
-    if run.open_call(call.id).phase is Phase.RUNNING:
-        return []
-    return [e.ToolStarted(call_id=call.id, repeatable=True, read_only=True, attempts=attempts)]
-
-
 def _find_entry(run: Run, call: ToolCall) -> OpenCall:
     """Return the open call; if its reply is not in the journal yet, as it was requested."""
     try:
@@ -798,7 +776,7 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
         mended = repair_object(proposed.arguments)
     call = ToolCall(
         id=call_id,
-        name=proposed.name if known else _sanitize_name(proposed.name),
+        name=proposed.name if known else _ILLEGAL_NAME_CHARS.sub("_", proposed.name)[:64] or "unnamed",
         invented=not known,
         arguments=arguments if flaw is None else mended or "{}",
         provider_id=replace_surrogates(proposed.id),
@@ -809,11 +787,6 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
     )
     object.__setattr__(call, "key", build_idempotency_key(run.header, call))  # not shared yet, so no copy is needed
     return call
-
-
-def _sanitize_name(name: str) -> str:
-    """Return an invented name in characters that a provider accepts."""
-    return _ILLEGAL_NAME_CHARS.sub("_", name)[:64] or "unnamed"
 
 
 @attrs.define(eq=False, repr=False)
@@ -841,7 +814,21 @@ class ToolCalls:
     def queue(self) -> ToolQueue:
         """Queue of the calls, created with the first of them, since many runs have none."""
         if self._queue is None:
-            self._queue = _create_queue(self.execution, self.host)
+            config, journal, limits = self.execution.config, self.execution.journal, self.execution.config.limits
+            serial = config.resolve_settings(journal.run).parallel_tool_calls is False
+            self._queue = ToolQueue(
+                config.registry,
+                limit=1 if serial else limits.parallel,
+                timeout_s=limits.tool_timeout_s,
+                clock=config.clock,
+                owner=journal.run.id,
+                host=self.host,
+                on_event=_create_tool_listener(journal) if journal.on_event is not None else None,
+                retries_per_tool=limits.retries_per_tool,
+                retries_per_run=limits.retries_per_run,
+                retries=dict(journal.run.retries),
+                drain=self.execution.drain,
+            )
         return self._queue
 
     async def finish_eager_calls(self, eager: EagerCalls) -> None:
@@ -879,25 +866,6 @@ class ToolCalls:
         finally:
             if journal.on_event is not None:
                 journal.emit_changes()
-
-
-def _create_queue(execution: Execution, host: RunHost) -> ToolQueue:
-    """Create the queue of an execution."""
-    config, journal, limits = execution.config, execution.journal, execution.config.limits
-    serial = config.resolve_settings(journal.run).parallel_tool_calls is False
-    return ToolQueue(
-        config.registry,
-        limit=1 if serial else limits.parallel,
-        timeout_s=limits.tool_timeout_s,
-        clock=config.clock,
-        owner=journal.run.id,
-        host=host,
-        on_event=_create_tool_listener(journal) if journal.on_event is not None else None,
-        retries_per_tool=limits.retries_per_tool,
-        retries_per_run=limits.retries_per_run,
-        retries=dict(journal.run.retries),
-        drain=execution.drain,
-    )
 
 
 def _create_tool_listener(journal: Journal) -> Callable[[StreamEvent], None]:
