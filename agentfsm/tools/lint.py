@@ -88,16 +88,24 @@ def lint_tools(tools: Iterable[_Tool], count: CountTokens | None = None) -> tupl
     """
     looked_at = tuple(tools)
     reader = next((tool.name for tool in looked_at if Label.UNTRUSTED in tool.labels), None)
-    return *(found for tool in looked_at for found in _check_tool(tool, count, reader)), *_check_tool_count(looked_at)
-
-
-def _check_tool(tool: _Tool, count: CountTokens | None, reader: str | None) -> Iterator[Finding]:
-    yield from _check_description(tool)
-    yield from _check_declarations(tool)
-    yield from _check_effects(tool, reader)
-    yield from _check_parameters(tool)
-    yield from _check_nesting(tool)
-    yield from _check_size(tool, count)
+    found: list[Finding] = []
+    for tool in looked_at:
+        found += [
+            *_check_description(tool),
+            *_check_declarations(tool),
+            *_check_effects(tool, reader),
+            *_check_parameters(tool),
+            *_check_nesting(tool),
+            *_check_size(tool, count),
+        ]
+    offered = sum(tool.enabled is True for tool in looked_at)
+    if offered > MAX_OFFERED_TOOLS:
+        message = (
+            f"{offered} tools are always offered together, and beyond {MAX_OFFERED_TOOLS} models choose worse: offer "
+            "fewer with registry.filter(...) or @tool(enabled=...), or share them among several agents"
+        )
+        found.append(Finding(tool=None, severity="hint", message=message))
+    return tuple(found)
 
 
 def _warning(tool: _Tool, message: str) -> Finding:
@@ -106,16 +114,6 @@ def _warning(tool: _Tool, message: str) -> Finding:
 
 def _hint(tool: _Tool, message: str) -> Finding:
     return Finding(tool=tool.name, severity="hint", message=message)
-
-
-def _check_tool_count(tools: tuple[_Tool, ...]) -> Iterator[Finding]:
-    offered = sum(tool.enabled is True for tool in tools)
-    if offered > MAX_OFFERED_TOOLS:
-        message = (
-            f"{offered} tools are always offered together, and beyond {MAX_OFFERED_TOOLS} models choose worse: offer "
-            "fewer with registry.filter(...) or @tool(enabled=...), or share them among several agents"
-        )
-        yield Finding(tool=None, severity="hint", message=message)
 
 
 # Checks of the name and the description.
@@ -237,7 +235,9 @@ def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -
     if target and target not in known:
         known[target] = math.inf  # for a reference to itself
         known[target] = _measure_nesting(_get_mapping(types, target), types, known)
-    held = [_measure_nesting(each, types, known) for each in _nested_schemas(schema)]
+    inside = [schema.get("items"), schema.get("additionalProperties"), *schema.get("prefixItems", ())]
+    inside += [*_get_mapping(schema, "properties").values(), *_get_mapping(schema, "patternProperties").values()]
+    held = [_measure_nesting(each, types, known) for each in inside if isinstance(each, Mapping)]
     is_bracket = bool(held) or schema.get("type") in ("object", "array")
     branches = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
     return max(
@@ -245,13 +245,6 @@ def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -
         known.get(target, 0),
         *(_measure_nesting(branch, types, known) for branch in branches if isinstance(branch, Mapping)),
     )
-
-
-def _nested_schemas(schema: _Schema) -> Iterator[_Schema]:
-    """Return the schemas directly inside an object or a list."""
-    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("prefixItems", ())]
-    inner += [*_get_mapping(schema, "properties").values(), *_get_mapping(schema, "patternProperties").values()]
-    return (each for each in inner if isinstance(each, Mapping))
 
 
 def _check_size(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:

@@ -153,43 +153,28 @@ class Permissions(Value):
         Returns:
             A clause for the model, or None if the call may run.
         """
-        if denied := _find_denial(self.deny, tool, arguments):
-            return denied
+        for rule in self.deny:
+            if rule.covers(tool) and (met := rule.evaluate(tool, arguments)) is not False:
+                return _format_refusal(tool, [rule], met)
         if self.roles and roles:
             refusals = [each.refusal_reason(tool, (), arguments) for each in self._permissions_of_roles(roles)]
-            return (
-                None
-                if None in refusals
-                else "; ".join(dict.fromkeys(filter(None, refusals))) or _unknown_roles_reason(roles)
-            )
+            if None in refusals:
+                return None
+            reason = "; ".join(dict.fromkeys(filter(None, refusals)))
+            return reason or f"none of this run's roles ({', '.join(roles)}) is known to the agent's permissions"
         if tool.permission > self.level:
             return f"{tool.name} needs level {tool.permission}, and this run has {self.level}"
-        return _find_missing_allow(self.allow, tool, arguments)
+        about = [rule for rule in self.allow if rule.covers(tool)]
+        broken: Exception | None = None
+        for rule in about:
+            met = rule.evaluate(tool, arguments)
+            if met is True:
+                return None
+            broken = met or broken
+        return _format_refusal(tool, about, broken)
 
     def _permissions_of_roles(self, roles: Collection[str]) -> list[Permissions]:
         return [self.roles[role] for role in roles if role in self.roles]
-
-
-def _unknown_roles_reason(roles: Collection[str]) -> str:
-    return f"none of this run's roles ({', '.join(roles)}) is known to the agent's permissions"
-
-
-def _find_denial(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
-    for rule in rules:
-        if rule.covers(tool) and (met := rule.evaluate(tool, arguments)) is not False:
-            return _format_refusal(tool, [rule], met)
-    return None
-
-
-def _find_missing_allow(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
-    about = [rule for rule in rules if rule.covers(tool)]
-    broken: Exception | None = None
-    for rule in about:
-        met = rule.evaluate(tool, arguments)
-        if met is True:
-            return None
-        broken = met or broken
-    return _format_refusal(tool, about, broken)
 
 
 def _format_refusal(tool: Tool[..., Any], rules: list[Rule], met: bool | Exception | None) -> str:

@@ -209,10 +209,6 @@ class ToolRegistry:
         added = candidate if isinstance(candidate, Tool) else make_tool(candidate)
         how = "as_tool" if added.kind is ToolKind.AGENT else "@tool"
         self._check_free(added.name, f"rename one, for example with {how}(name='{added.name}_2')")
-        self._add(added)
-        return added
-
-    def _add(self, added: Tool[..., Any]) -> None:
         self._tools[added.name] = added
         self._limiters[added] = self._collect_limiters(added)
         self.definitions += (added.definition,)
@@ -222,6 +218,7 @@ class ToolRegistry:
         self.conditional_tools |= {added.name} if added.enabled is not True else set()
         self.prerequisite_tools |= set(added.after)
         self.version += 1
+        return added
 
     def unregister(self, name: str) -> Tool[..., Any]:
         """Remove a tool and return it. Running calls of it still complete.

@@ -628,7 +628,7 @@ def make_tool(
         bind=signature.bind,
         to_namespace=signature.to_namespace,
         takes_context=signature.context_parameter is not None,
-        is_async=_is_async(function),
+        is_async=any(map(iscoroutinefunction, _code_holders(function))),
         strict=strict,
         concurrency_safe=read_only if concurrency_safe is None else concurrency_safe,
         **options,
@@ -757,10 +757,6 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
         raise MisuseError(
             f"tool {name!r} is a generator; return a list instead, and report progress with `await ctx.progress(...)`"
         )
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return any(map(iscoroutinefunction, _code_holders(function)))
 
 
 def _code_holders(function: Callable[..., Any]) -> tuple[Any, Any]:

@@ -468,7 +468,7 @@ class _RetryLoop:
     async def run(self) -> CallOutcome | None:
         """Make attempts until there is a result, or no retry is left; None if there is no result now."""
         while True:
-            end = await self._attempt()
+            end = await self._call_tool()
             if end is None or isinstance(end, CallOutcome):
                 return end
             await anyio.sleep(end)
@@ -494,14 +494,32 @@ class _RetryLoop:
             if not self._open_stops:
                 self.scope.deadline = self.current_time() + self._time_left_s
 
-    async def _attempt(self) -> CallOutcome | float | None:
-        """Make one attempt. Return the outcome, or the seconds to wait before the next attempt; None for neither."""
+    async def _call_tool(self) -> CallOutcome | float | None:
+        """Call the tool once. Return the outcome, or the seconds to wait before the next attempt; None for neither."""
+        job, tool, (args, kwargs) = self.job, self.tool, self.bound
         try:
-            value = await self._call_tool()
+            if tool.takes_context:
+                args = (self._next_context(), *args)
+            job.attempts += 1
+            value: Any
+            if tool.sandbox is not None:
+                value = await in_copied_context(tool.sandbox.run(tool.function, args, kwargs), self.start_timer)
+            else:
+                context = copy_context()
+                self._executing = self.dispatcher.host.begin_attempt(job.call)
+                if self._executing is not None:
+                    context.run(executing_call.set, self._executing)
+                if tool.is_async:
+                    value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer, context=context)
+                    # A returned coroutine that is not awaited has not run, but would be reported as done.
+                    if type(value) is CoroutineType:
+                        value = await in_copied_context(value, self.start_timer, context=context)
+                else:
+                    value = await self._run_in_thread(partial(tool.function, *args, **kwargs), context)
         except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
             return self._mask(await self._handle_exception(_unwrap_group(error)))
         finally:
-            if self._executing is not None and self.job.abandoned_thread is None:
+            if self._executing is not None and job.abandoned_thread is None:
                 self._executing.is_over = True
         if type(value) is ToolReturn:
             return _read_returned(value)
@@ -509,7 +527,7 @@ class _RetryLoop:
             return self._mask(await self._read_sandboxed(value))
         # Nearly all results are short, so they do not pay the call of `_render`.
         is_short = type(value) is not str or not value[CHUNK_CHARS:]
-        text, parts = (result_text.render_result if is_short else _render)(value, self.tool)
+        text, parts = (result_text.render_result if is_short else _render)(value, tool)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     def _mask(self, end: CallOutcome | float | None) -> CallOutcome | float | None:
@@ -551,7 +569,24 @@ class _RetryLoop:
             raise error
         if self._must_propagate(error):
             raise error
-        return await self._handle_failure(error)
+        await checkpoint_if_cancelled()  # the tool may have converted its cancellation
+        if isinstance(error, OutcomeUnknownError) or (
+            isinstance(error, BaseExceptionGroup) and error.subgroup(OutcomeUnknownError) is not None
+        ):
+            return await self._handle_broken_off(error)
+        tool, passing = self.tool, classify_failure(error)
+        if passing is None:
+            self.dispatcher.host.on_tool_error(self.job.call, error)
+            text, kind = result_text.failure_text(error, tool), ErrorType.TOOL
+            return failed_outcome(text, kind, retryable=tool.read_only)
+        wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.job.attempts
+        if self._has_time(wait_s) and self.dispatcher.claim_retry(
+            tool, error, self.job.attempts, rate_limited=passing.rate_limited
+        ):
+            return wait_s
+        if not isinstance(error, RefusedError):
+            self.dispatcher.host.on_tool_error(self.job.call, error)
+        return self._unavailable_outcome(error, passing)
 
     def _must_propagate(self, error: BaseException) -> bool:
         """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or one of a run below."""
@@ -562,25 +597,6 @@ class _RetryLoop:
         ):
             return True
         return isinstance(error, CallPaused | KeyboardInterrupt)
-
-    async def _call_tool(self) -> Any:
-        tool, (args, kwargs) = self.tool, self.bound
-        if tool.takes_context:
-            args = (self._next_context(), *args)
-        self.job.attempts += 1
-        if tool.sandbox is not None:
-            return await in_copied_context(tool.sandbox.run(tool.function, args, kwargs), self.start_timer)
-        context = copy_context()
-        self._executing = self.dispatcher.host.begin_attempt(self.job.call)
-        if self._executing is not None:
-            context.run(executing_call.set, self._executing)
-        if tool.is_async:
-            value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer, context=context)
-            # A returned coroutine that is not awaited has not run, but would be reported as done.
-            if type(value) is CoroutineType:
-                return await in_copied_context(value, self.start_timer, context=context)
-            return value
-        return await self._run_in_thread(partial(tool.function, *args, **kwargs), context)
 
     def _next_context(self) -> RunContext[Any]:
         if self._run_context is not None:
@@ -624,27 +640,6 @@ class _RetryLoop:
                 self.job.abandoned_thread = place
             raise
         return await in_copied_context(value, context=context) if _is_awaitable(value) else value
-
-    async def _handle_failure(self, error: BaseException) -> CallOutcome | float | None:
-        """Return the outcome for an exception, or the seconds to wait before the next attempt; None for neither."""
-        await checkpoint_if_cancelled()  # the tool may have converted its cancellation
-        if isinstance(error, OutcomeUnknownError) or (
-            isinstance(error, BaseExceptionGroup) and error.subgroup(OutcomeUnknownError) is not None
-        ):
-            return await self._handle_broken_off(error)
-        tool, passing = self.tool, classify_failure(error)
-        if passing is None:
-            self.dispatcher.host.on_tool_error(self.job.call, error)
-            text, kind = result_text.failure_text(error, tool), ErrorType.TOOL
-            return failed_outcome(text, kind, retryable=tool.read_only)
-        wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.job.attempts
-        if self._has_time(wait_s) and self.dispatcher.claim_retry(
-            tool, error, self.job.attempts, rate_limited=passing.rate_limited
-        ):
-            return wait_s
-        if not isinstance(error, RefusedError):
-            self.dispatcher.host.on_tool_error(self.job.call, error)
-        return self._unavailable_outcome(error, passing)
 
     async def _handle_broken_off(self, error: BaseException) -> CallOutcome | float | None:
         """Follow the tool's policy for a call whose outcome is unknown, because its executor died."""

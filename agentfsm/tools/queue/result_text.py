@@ -203,17 +203,12 @@ def count_shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], in
     if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
         return None  # a character has four bytes at most, and a token one at least
     shown = min(len(text), tool.shown_bytes)
-    while (share := _shown_fraction(_head_and_tail(text, shown), tool, count)) < 1:
+    while True:
+        part = text if shown == len(text) else text[: shown * HEAD // WHOLE] + text[len(text) - shown // WHOLE :]
+        share = min(tool.shown_bytes / max(BYTE_COUNTER.count(part), 1), tool.shown_tokens / max(count(part), 1))
+        if share >= 1:
+            return None if shown == len(text) else shown
         shown = int(shown * share * SHRINK_FACTOR)
-    return None if shown == len(text) else shown
-
-
-def _head_and_tail(text: str, chars: int) -> str:
-    return text if chars == len(text) else text[: chars * HEAD // WHOLE] + text[len(text) - chars // WHOLE :]
-
-
-def _shown_fraction(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
-    return min(tool.shown_bytes / max(BYTE_COUNTER.count(text), 1), tool.shown_tokens / max(count(text), 1))
 
 
 def describe_error(error: BaseException) -> str:

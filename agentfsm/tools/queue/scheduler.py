@@ -254,7 +254,12 @@ class ToolQueue:
                 is_counted = job.tool is None or job.tool.inner_agent is None
                 if not is_counted:  # the steps of its run are counted
                     drain.leave()
-            end = await self._run_call(job)
+            try:
+                end = await self._dispatcher.run_call(job)
+                if end is not None and not job.announced_attempts:
+                    end = await self.host.on_refused(job, end)
+            except CallPaused as pause:
+                end = await self.host.on_pause(job, pause)
             if end is None:
                 if events is not None:
                     events.emit_paused()
@@ -280,14 +285,6 @@ class ToolQueue:
         if events is not None:
             events.emit_ended(shown)
         return result
-
-    async def _run_call(self, job: ToolJob) -> CallOutcome | None:
-        """Run one call and return its outcome; None if it waits."""
-        try:
-            end = await self._dispatcher.run_call(job)
-            return end if end is None or job.announced_attempts else await self.host.on_refused(job, end)
-        except CallPaused as pause:
-            return await self.host.on_pause(job, pause)
 
     def _build_result(self, job: ToolJob, end: CallOutcome, duration_s: float) -> ToolResult:
         tool, content = job.tool, end.text
@@ -523,12 +520,9 @@ class Scheduler:
         finally:
             self._release_limiters(job)
         if result is not None:
-            self._finish(index, result)
-
-    def _finish(self, index: int, result: ToolResult) -> None:
-        self._results[index] = result
-        for group in self._scheduled[index].groups:
-            group.finish_one()
+            self._results[index] = result
+            for group in self._scheduled[index].groups:
+                group.finish_one()
 
     def _wake(self) -> None:
         if self._wakeup is not None:

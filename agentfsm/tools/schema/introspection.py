@@ -117,7 +117,10 @@ def read_docstring(function: Callable[..., Any], names: set[str]) -> tuple[str, 
             readings.append(docstring_parser.parse(text, style))
     doc = max(
         readings,
-        key=lambda doc: (len(names & _parameter_descriptions(doc).keys()), _count_sections(doc)),
+        key=lambda doc: (
+            len(names & _parameter_descriptions(doc).keys()),
+            sum(type(section) is not DocstringMeta for section in doc.meta),
+        ),
         default=Docstring(),
     )
     return "\n\n".join(filter(None, (doc.short_description, doc.long_description))), _parameter_descriptions(doc)
@@ -163,10 +166,6 @@ def _is_context(hint: Any, context_type: type) -> bool:
     if get_origin(hint) in (Annotated, Union, types.UnionType):
         return any(_is_context(part, context_type) for part in get_args(hint))
     return (get_origin(hint) or hint) is context_type
-
-
-def _count_sections(doc: Docstring) -> int:
-    return sum(type(section) is not DocstringMeta for section in doc.meta)
 
 
 def _parameter_descriptions(doc: Docstring) -> dict[str, str]:

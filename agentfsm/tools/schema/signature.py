@@ -387,15 +387,15 @@ def drop_titles(schema: Any) -> Any:
         return [drop_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _drop_titles_below(key, value) for key, value in schema.items() if key != "title"}
-
-
-def _drop_titles_below(key: str, value: Any) -> Any:
-    if key in _DATA_KEYWORDS:
-        return value
-    if key in _KEYED_KEYWORDS:
-        return {name: drop_titles(schema) for name, schema in value.items()}
-    return drop_titles(value)
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA_KEYWORDS:
+            kept[key] = value
+        elif key in _KEYED_KEYWORDS:
+            kept[key] = {name: drop_titles(part) for name, part in value.items()}
+        elif key != "title":
+            kept[key] = drop_titles(value)
+    return kept
 
 
 def _annotate_attrs(hint: Any) -> Any:
