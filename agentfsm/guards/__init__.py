@@ -27,9 +27,8 @@ from agentfsm.guards.call_rules import (
 from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.detection import Detection, PatternDetector, calibrate, score_windows
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
-from agentfsm.guards.guard import Guard
+from agentfsm.guards.guard import FenceRule, Guard, fence_untrusted
 from agentfsm.guards.leak_rule import LeakRule, no_leaks
-from agentfsm.guards.text_rules import FenceRule, fence_untrusted
 from agentfsm.guards.vault import Vault
 from agentfsm.ports.guards import (
     CallGuard,

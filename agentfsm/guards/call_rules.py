@@ -67,17 +67,13 @@ class LabelRule(CallGuard, Value):
     def __str__(self) -> str:
         return f"{self.name}({', '.join(self.labels)})"
 
-    @property
-    def _effects(self) -> frozenset[Label]:
-        return EFFECT_LABELS.intersection(self.labels)
-
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool can add one of the labels."""
         return bool(self._list_added(tool))
 
     def _list_added(self, tool: ToolTraits) -> frozenset[Label]:
         """Return the labels of the rule that a call of the tool adds."""
-        own = tool.effects if self._effects else _with_lower_levels(tool.labels)
+        own = tool.effects if EFFECT_LABELS.intersection(self.labels) else _with_lower_levels(tool.labels)
         return own.intersection(self.labels)
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -131,15 +131,13 @@ async def score_windows(detector: Detector, text: str, *, window_chars: int = WI
     Raises:
         ValueError: if a score is not a number from 0 to 1.
     """
-    return max([score async for score in _iter_scores(detector, text, window_chars)])
-
-
-async def _iter_scores(detector: Detector, text: str, window_chars: int) -> AsyncIterator[float]:
+    scores: list[float] = []
     for window in split_windows(text, window_chars):
         score = await detector.score(window)
         if not _SCORE.fits(score):
             raise ValueError(f"the score {score!r} is not a number from 0 to 1")
-        yield score
+        scores.append(score)
+    return max(scores)
 
 
 async def calibrate(

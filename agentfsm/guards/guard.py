@@ -1,4 +1,4 @@
-"""Guards: sets of rules that decide together."""
+"""Guards: sets of rules that decide together, and the rule by which a model reads results between marks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from agentfsm.core.events import GuardVerdict
+from agentfsm.core.labels import Label
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, no_change_after_untrusted, two_of, within_clearance
 from agentfsm.guards.leak_rule import no_leaks
-from agentfsm.guards.text_rules import fence_untrusted
 from agentfsm.ports.guards import CallGuard, check_guard, collect_instructions, describe_guard, filter_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agentfsm.core.header import Header
-    from agentfsm.core.labels import Label
     from agentfsm.ports.guards import FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
     from agentfsm.ports.screening import TextScreen
 
@@ -158,3 +157,32 @@ class Guard(CallGuard, Value):
 
 # An allowing rule is an exception from those that ask.
 _ORDER = (GuardVerdict.REFUSE, GuardVerdict.ALLOW, GuardVerdict.ASK)
+
+
+@attrs.frozen(kw_only=True)
+class FenceRule(CallGuard, Value):
+    """A rule by which the model reads untrusted results between marks, without hidden characters."""
+
+    def __str__(self) -> str:
+        return "fence_untrusted()"
+
+    def concerns(self, tool: ToolTraits) -> bool:  # noqa: ARG002  it decides on no call
+        """Return False: the rule decides on no call."""
+        return False
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:  # noqa: ARG002  as above
+        """Return None: the rule decides on no call."""
+        return None
+
+    def fences(self, labels: Iterable[Label]) -> bool:
+        """Return whether one of the labels is `untrusted`."""
+        return Label.UNTRUSTED in labels
+
+
+def fence_untrusted() -> FenceRule:
+    """Return a rule by which the model reads results labelled `untrusted` between marks that they cannot close.
+
+    The marks have a name that is random for each run. Hidden characters are left out, and a note explains the marks to
+    the model. The journal has the result as it was.
+    """
+    return FenceRule()

@@ -68,6 +68,7 @@ def build_http_tool(
     COUNT.check("build_http_tool", "max_bytes", max_bytes)
     SECONDS.check("build_http_tool", "seconds", seconds)
     is_safe = set(usable) <= set(SAFE_METHODS)
+    reached = "any public host" if "*" in allowed else ", ".join(allowed)
 
     async def http_request(ctx: RunContext[Any], url: str, method: str = usable[0], **content: str) -> dict[str, Any]:
         headers = {}
@@ -96,7 +97,8 @@ def build_http_tool(
     return make_tool(
         http_request,
         name=name,
-        description=_build_description(allowed, usable),
+        description=f"Send an HTTP request ({', '.join(usable)}) to {reached}. "
+        "Returns the status, the content type and the text.",
         parameters=_build_parameters(usable, has_body=not is_safe),
         read_only=is_safe,
         timeout_s=seconds + 1,
@@ -113,13 +115,6 @@ def _to_methods(methods: Iterable[str]) -> tuple[str, ...]:
             f"build_http_tool(methods={methods!r}): give some of {', '.join(METHODS)}, as ['GET', 'POST']"
         )
     return tuple(dict.fromkeys(given))
-
-
-def _build_description(hosts: tuple[str, ...], methods: tuple[str, ...]) -> str:
-    reached = "any public host" if "*" in hosts else ", ".join(hosts)
-    return (
-        f"Send an HTTP request ({', '.join(methods)}) to {reached}. Returns the status, the content type and the text."
-    )
 
 
 def _build_parameters(methods: tuple[str, ...], *, has_body: bool) -> dict[str, Any]:
@@ -146,14 +141,10 @@ def _describe(response: httpx2.Response) -> dict[str, Any]:
     media_type = content_type.partition(";")[0].strip().lower()
     is_text = media_type.startswith("text/") or media_type.endswith(("+json", "+xml")) or media_type in _TEXT_TYPES
     if is_text or (not media_type and b"\0" not in response.content):
-        described["text"] = _decode(response)
+        try:
+            described["text"] = response.content.decode(response.charset_encoding or "utf-8", "replace")
+        except (LookupError, UnicodeError):  # an encoding that does not exist, or that is none of text
+            described["text"] = response.content.decode("utf-8", "replace")
     elif response.content:
         described["bytes"] = len(response.content)
     return described
-
-
-def _decode(response: httpx2.Response) -> str:
-    try:
-        return response.content.decode(response.charset_encoding or "utf-8", "replace")
-    except (LookupError, UnicodeError):  # an encoding that does not exist, or that is none of text
-        return response.content.decode("utf-8", "replace")

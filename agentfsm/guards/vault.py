@@ -24,14 +24,6 @@ _KEY_HINT: Final = "make one with Vault.create_key(), and keep it where secrets 
 _TOKEN: Final = re.compile(r"\[([A-Z_]+):([A-Za-z0-9_-]{22,})\]")
 
 
-def _load_cipher(key: bytes) -> Any:
-    try:
-        aead = import_module("cryptography.hazmat.primitives.ciphers.aead")
-    except ImportError:
-        raise MisuseError("a Vault needs the package cryptography: pip install 'agentfsm[vault]'") from None
-    return aead.AESSIV(key)
-
-
 @attrs.define(eq=False, init=False, repr=False)
 class Vault:
     """Turns data into tokens, and tokens back: `[EMAIL:kq3Z...]`.
@@ -53,7 +45,11 @@ class Vault:
         if not isinstance(key, bytes) or len(key) not in _KEY_BYTES:
             given = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
             raise MisuseError(f"Vault(key) takes 32, 48 or 64 bytes, not {given}: {_KEY_HINT}")
-        self._cipher = _load_cipher(key)
+        try:
+            aead = import_module("cryptography.hazmat.primitives.ciphers.aead")
+        except ImportError:
+            raise MisuseError("a Vault needs the package cryptography: pip install 'agentfsm[vault]'") from None
+        self._cipher: Any = aead.AESSIV(key)
 
     @staticmethod
     def create_key() -> bytes:
