@@ -158,7 +158,8 @@ def assemble(layers: Iterable[Layer], budget: int, count: CountTokens | None = N
     count = count or EstimatedCounter().count
     given = sorted((layer for layer in layers if layer.text), key=lambda layer: _ORDER[layer.kind])
     left = [_fit_maximum(layer, count) for layer in given]
-    for index in sorted(_elastic(left), key=lambda index: (left[index].priority, -index)):
+    elastic = [index for index, layer in enumerate(left) if layer.is_elastic]
+    for index in sorted(elastic, key=lambda index: (left[index].priority, -index)):
         for _ in range(_ATTEMPTS):
             if (excess := count(_join(left)) - budget) <= 0:
                 break
@@ -180,10 +181,6 @@ def assemble(layers: Iterable[Layer], budget: int, count: CountTokens | None = N
 
 def _join(layers: Iterable[Layer]) -> str:
     return "\n\n".join(layer.block for layer in layers if layer.text)
-
-
-def _elastic(layers: list[Layer]) -> list[int]:
-    return [index for index, layer in enumerate(layers) if layer.is_elastic]
 
 
 def _name(layer: Layer) -> str:
@@ -250,22 +247,17 @@ def shorten_text(text: str, tokens: int, count: CountTokens) -> str:
     """
     if count(text) <= tokens:
         return text
-    build, units = _split(text)
-    kept = bisect_right(range(units + 1), tokens, key=lambda size: count(build(size))) - 1
-    while kept >= 0 and count(build(kept)) > tokens:  # counts do not always rise with the text
-        kept -= 1
-    return build(kept) if kept >= 0 else ""
-
-
-def _split(text: str) -> tuple[Callable[[int], str], int]:
-    """Return a function that builds the text's beginning of a number of units, and the number of units."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
+    build, units = partial(_build_lines, text), len(text)
     if isinstance(value, list | dict):
-        return partial(_build_json, value), len(value)
-    return partial(_build_lines, text), len(text)
+        build, units = partial(_build_json, value), len(value)
+    kept = bisect_right(range(units + 1), tokens, key=lambda size: count(build(size))) - 1
+    while kept >= 0 and count(build(kept)) > tokens:  # counts do not always rise with the text
+        kept -= 1
+    return build(kept) if kept >= 0 else ""
 
 
 def _build_json(value: list[Any] | dict[str, Any], size: int) -> str:

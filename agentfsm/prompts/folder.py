@@ -66,9 +66,12 @@ def read_prompt(path: Path) -> PromptTemplate:
     Raises:
         MisuseError: if the file is not a valid prompt, or its front matter names another prompt or version.
     """
-    front, text = _split_front_matter(path.read_text(encoding="utf-8-sig"))
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    ends = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
+    if len(ends) < 2 or ends[0] != 0:
+        raise MisuseError(f"it has no front matter: begin the file with TOML between two lines of {_FENCE}")
     try:
-        fields = tomllib.loads(front)
+        fields = tomllib.loads("\n".join(lines[1 : ends[1]]))
     except tomllib.TOMLDecodeError as error:
         raise MisuseError(f"the front matter is not TOML: {error}") from None
     if unknown := sorted(fields.keys() - _KEYS):
@@ -78,15 +81,7 @@ def read_prompt(path: Path) -> PromptTemplate:
         raise MisuseError(f"name = {fields['name']!r}, but the folder is {name!r}: give both the same name")
     if version_key(str(fields.setdefault("version", version))) != version_key(version):
         raise MisuseError(f"version = {fields['version']!r}, but the file is {path.name!r}: give both the same version")
-    return PromptTemplate(text=text, **fields)
-
-
-def _split_front_matter(content: str) -> tuple[str, str]:
-    lines = content.split("\n")
-    ends = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
-    if len(ends) < 2 or ends[0] != 0:
-        raise MisuseError(f"it has no front matter: begin the file with TOML between two lines of {_FENCE}")
-    return "\n".join(lines[1 : ends[1]]), "\n".join(lines[ends[1] + 1 :]).strip()
+    return PromptTemplate(text="\n".join(lines[ends[1] + 1 :]).strip(), **fields)
 
 
 class Prompts:

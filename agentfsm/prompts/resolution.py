@@ -42,21 +42,17 @@ def resolve_reminder(given: Reminder, run: Run) -> str:
 
 def _resolve(option: str, given: str | PromptTemplate | Callable[[Any], str], subject: Header | Run) -> str:
     if isinstance(given, PromptTemplate):
-        return _render(option, given)
+        current = given.current()
+        if missing := [each.name for each in current.declared if each.is_required]:
+            values = ", ".join(f"{name}=..." for name in missing)
+            raise MisuseError(
+                f"{option}=: prompt {current.name} {current.version} has the variables {', '.join(missing)}: give a "
+                f"function, {option}=lambda subject: prompts[{current.name!r}].render({values})"
+            )
+        return current.render()
     text: object = given(subject) if callable(given) else given
     if not isinstance(text, str):
         raise MisuseError(
             f"the function {option}= returned {type(text).__name__}: return text, such as prompt.render(...)"
         )
     return text
-
-
-def _render(option: str, prompt: PromptTemplate) -> RenderedPrompt:
-    current = prompt.current()
-    if missing := [each.name for each in current.declared if each.is_required]:
-        values = ", ".join(f"{name}=..." for name in missing)
-        raise MisuseError(
-            f"{option}=: prompt {current.name} {current.version} has the variables {', '.join(missing)}: give a "
-            f"function, {option}=lambda subject: prompts[{current.name!r}].render({values})"
-        )
-    return current.render()

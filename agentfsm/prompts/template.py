@@ -294,14 +294,6 @@ class PromptTemplate(Value):
         Raises:
             MisuseError: if a value is missing, is of a wrong type, or belongs to no variable.
         """
-        self._check_names(values)
-        try:
-            texts = [each if isinstance(each, str) else self._format(each, values) for each in self.parts]
-        except MisuseError as error:
-            raise MisuseError(f"prompt {self.name} {self.version}: {error}") from None
-        return RenderedPrompt("".join(texts), [self.reference])
-
-    def _check_names(self, values: Mapping[str, Any]) -> None:
         missing = [each.name for each in self.declared if each.is_required and each.name not in values]
         unknown = [name for name in values if name not in self.variables]
         if missing or unknown:
@@ -309,10 +301,14 @@ class PromptTemplate(Value):
             faults += [f"unknown variables {', '.join(unknown)}"] if unknown else []
             known = f"its variables are {', '.join(sorted(self.variables))}" if self.variables else "it has none"
             raise MisuseError(f"prompt {self.name} {self.version}: {'; '.join(faults)}; {known}")
-
-    @staticmethod
-    def _format(variable: Variable, values: Mapping[str, Any]) -> str:
-        return variable.format_value(values.get(variable.name, variable.default))
+        try:
+            texts = [
+                each if isinstance(each, str) else each.format_value(values.get(each.name, each.default))
+                for each in self.parts
+            ]
+        except MisuseError as error:
+            raise MisuseError(f"prompt {self.name} {self.version}: {error}") from None
+        return RenderedPrompt("".join(texts), [self.reference])
 
     def _parse(self) -> Iterator[str | Variable]:
         """Yield the literals and variables of the text.

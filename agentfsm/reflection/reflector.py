@@ -126,13 +126,16 @@ class Reflector(Judge):
 
     async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:
         """Judge the draft by the rubric, or the results by three questions."""
-        work: dict[str, JSON] = {"request": _user_request(run)}
+        own = run.messages[run.own_start :]
+        said = [each.text for each in own if isinstance(each, UserMessage) and not each.is_note]
+        work: dict[str, JSON] = {"request": "\n".join(said)}
         if isinstance(run.messages[-1], AssistantMessage):
             schema = _scores_schema(self.rubric)
             criteria = "\n".join(f"- {name}: {question}" for name, question in self.rubric.items())
             instructions = _JUDGE_PROMPT.format(criteria=criteria, schema=json.dumps(schema))
             work |= _describe_plan(run)
-            work |= {"results": _format_results(_own_results(run)), "answer": run.messages[-1].text}
+            found = [*_step_results(run), *[each for each in own if isinstance(each, ToolResult)]]
+            work |= {"results": _format_results(found), "answer": run.messages[-1].text}
             return self._decide_by_scores(
                 await _ask_judge(ask, instructions, work, schema, self._parse_scores), run.corrections
             )
@@ -140,7 +143,10 @@ class Reflector(Judge):
         results: Sequence[Any] = [result for result in _newest_results(run) if result.tool in self.tools]
         work |= {"results": _format_results(results)}
         verdict = await _ask_judge(ask, instructions, work, _CHECK_SCHEMA, _parse_check)
-        return self._decide_by_check(verdict, run.corrections)
+        if verdict.action is not Action.RETRY_STEP or run.corrections < self.corrections:
+            return verdict
+        note = f"The results of the tools were refused {run.corrections + 1} times: {verdict.note}. What shall be done?"
+        return attrs.evolve(verdict, action=Action.ESCALATE, note=note)
 
     def _parse_scores(self, said: Mapping[str, Any]) -> Verdict:
         """Parse a judgement. Raises KeyError, TypeError or ValueError if it does not fit the schema."""
@@ -166,13 +172,6 @@ class Reflector(Judge):
         if said.action is Action.ESCALATE or corrections >= self.corrections:
             return attrs.evolve(said, action=Action.ESCALATE)
         return attrs.evolve(said, action=Action.REPLAN if said.action is Action.REPLAN else Action.RETRY_STEP)
-
-    def _decide_by_check(self, said: Verdict, corrections: int) -> Verdict:
-        is_over = said.action is Action.RETRY_STEP and corrections >= self.corrections
-        if not is_over:
-            return said
-        note = f"The results of the tools were refused {corrections + 1} times: {said.note}. What shall be done?"
-        return attrs.evolve(said, action=Action.ESCALATE, note=note)
 
 
 async def _ask_judge(
@@ -209,11 +208,6 @@ def _parse_check(said: Mapping[str, Any]) -> Verdict:
     return Verdict(action=Action.ACCEPT, note=f"Next step: {step}" if needed and step else "")
 
 
-def _user_request(run: Run) -> str:
-    own = [message for message in run.messages[run.own_start :] if isinstance(message, UserMessage)]
-    return "\n".join([message.text for message in own if not message.is_note])
-
-
 def _describe_plan(run: Run) -> dict[str, JSON]:
     """Return the steps of the run's plan, with the outcomes of those that have ended; empty without a plan."""
     if run.plan is None or run.plan.plan is None:
@@ -221,11 +215,6 @@ def _describe_plan(run: Run) -> dict[str, JSON]:
     outcomes = {find_step_number(result.call_id): result.outcome.value for result in _step_results(run)}
     steps = run.plan.plan.steps
     return {"plan": [{"step": step.describe(), "outcome": outcomes.get(step.id, "not run")} for step in steps]}
-
-
-def _own_results(run: Run) -> list[ToolResult]:
-    """Return the results of the run's calls, those of its plans first."""
-    return [*_step_results(run), *[each for each in run.messages[run.own_start :] if isinstance(each, ToolResult)]]
 
 
 def _step_results(run: Run) -> list[ToolResult]:
