@@ -128,7 +128,7 @@ def check_signature(function: Callable[..., Any]) -> None:
     if inspect.iscoroutinefunction(function):
         raise MisuseError(f"the function {name} is async, and a sandbox runs plain functions: write it without `async`")
     for parameter, hint in _read_hints(function).items():
-        if parameter != "return" and _is_context(hint):
+        if parameter != "return" and (typing.get_origin(hint) or hint) is RunContext:
             raise MisuseError(
                 f"the function {name} takes the RunContext, which is not there in a sandbox: leave out {parameter}, "
                 "and pass its data as arguments"
@@ -145,10 +145,6 @@ def _read_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
         return typing.get_type_hints(function)
     except NameError:  # a name for type checkers only; making the tool reports it
         return {}
-
-
-def _is_context(hint: Any) -> bool:
-    return (typing.get_origin(hint) or hint) is RunContext
 
 
 def _is_json_type(hint: Any) -> bool:

@@ -165,6 +165,7 @@ def build_spec(sandbox: Rights, isolation: Isolation, paths: Sequence[Path], pro
     read = [*list_python_paths(), PACKAGE_FOLDER, *paths, *sandbox.read]
     mounts = list_mounts(read, sandbox.write) if is_isolated else []
     has_proxy = is_isolated and bool(sandbox.hosts)
+    proxied = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy") if has_proxy else ()
     command: list[str] = []
     if isolation is Isolation.BUBBLEWRAP and program is not None:
         command = _build_command(program, mounts)
@@ -179,7 +180,7 @@ def build_spec(sandbox: Rights, isolation: Isolation, paths: Sequence[Path], pro
         "folder": _HOME,
         "mounts": mounts,
         "command": command,
-        "env": _build_environment(has_proxy=has_proxy) | dict(sandbox.env),
+        "env": BASE_ENVIRONMENT | dict.fromkeys(proxied, f"http://127.0.0.1:{PROXY_PORT}") | dict(sandbox.env),
         "temporary_bytes": TEMPORARY_BYTES,
         "result_bytes": MAX_RESULT_BYTES,
         "output_bytes": MAX_OUTPUT_BYTES,
@@ -198,8 +199,3 @@ def _build_command(program: str, mounts: Sequence[Mount]) -> list[str]:
         *(str(Path(sys.executable).resolve()), "-I", "-S", "-B", "-c"),
         _START.format(folder=str(PACKAGE_FOLDER), module="function_call"),
     ]
-
-
-def _build_environment(*, has_proxy: bool) -> dict[str, str]:
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy") if has_proxy else ()
-    return BASE_ENVIRONMENT | dict.fromkeys(names, f"http://127.0.0.1:{PROXY_PORT}")

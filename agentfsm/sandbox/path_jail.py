@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -111,7 +111,8 @@ class PathJail(Value):
         try:
             for part in parts:
                 if create:
-                    self._create_folder(folder, part)
+                    with suppress(FileExistsError):  # opened next, without following a link
+                        os.mkdir(part, dir_fd=folder)
                 inner = os.open(part, _FOLDER, dir_fd=folder)
                 os.close(folder)
                 folder = inner
@@ -121,13 +122,6 @@ class PathJail(Value):
             raise ModelRetry(f"{path!r} {reason}") from error
         finally:
             os.close(folder)
-
-    @staticmethod
-    def _create_folder(parent: int, name: str) -> None:
-        try:
-            os.mkdir(name, dir_fd=parent)
-        except FileExistsError:  # opened next, without following a link
-            return
 
     @staticmethod
     def _split(path: str) -> list[str]:

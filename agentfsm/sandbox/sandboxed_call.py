@@ -21,7 +21,6 @@ from agentfsm.sandbox.function_reference import FunctionReference, list_import_p
 from agentfsm.sandbox.levels import (
     BASE_ENVIRONMENT,
     MAX_RESULT_BYTES,
-    Availability,
     Isolation,
     build_spec,
     encode_input,
@@ -47,7 +46,13 @@ async def run_function(
     may_be_unsandboxed = sandbox.allow_unsandboxed and os.name == "posix"
     isolation = available.isolation or (Isolation.UNSANDBOXED if may_be_unsandboxed else None)
     if isolation is None:
-        return _refuse(available)
+        why = "; ".join(f"{level.value}: {reason}" for level, reason in available.reasons.items())
+        return SandboxOutcome(
+            end=SandboxEnd.NOT_STARTED,
+            level="",
+            error=f"there is no sandbox on this machine ({why}). Install bubblewrap, let the container create user "
+            "namespaces for an ordinary user, or set allow_unsandboxed=True if the function may run with all rights",
+        )
     if missing := [path for path in (*sandbox.read, *sandbox.write) if not path.exists()]:
         return SandboxOutcome(
             end=SandboxEnd.NOT_STARTED, level="", error=f"the path {missing[0]} of the sandbox does not exist"
@@ -60,16 +65,6 @@ async def run_function(
     else:
         report = await _supervise(given, -1)
     return _read_report(sandbox, isolation, report)
-
-
-def _refuse(available: Availability) -> SandboxOutcome:
-    why = "; ".join(f"{level.value}: {reason}" for level, reason in available.reasons.items())
-    return SandboxOutcome(
-        end=SandboxEnd.NOT_STARTED,
-        level="",
-        error=f"there is no sandbox on this machine ({why}). Install bubblewrap, let the container create user "
-        "namespaces for an ordinary user, or set allow_unsandboxed=True if the function may run with all rights",
-    )
 
 
 def _build_request(reference: FunctionReference, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
