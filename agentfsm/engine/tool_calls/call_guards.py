@@ -13,17 +13,26 @@ from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.labels import EFFECT_LABELS, NOT_SAID, Label, LabelSource
-from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult, UserMessage
+from agentfsm.core.messages import (
+    AssistantMessage,
+    ErrorType,
+    MessageOrigin,
+    Outcome,
+    TextPart,
+    ToolResult,
+    UserMessage,
+)
+from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.known_texts import find_prompt_labels, list_known_texts
-from agentfsm.ports.guards import GuardDecision, GuardedCall
+from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText
 from agentfsm.ports.screening import ScreenedText
-from agentfsm.tools.builtin import READ_RESULT
+from agentfsm.tools.builtin import ASK_USER, READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
+    from agentfsm.core.header import Header
     from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
@@ -33,6 +42,10 @@ if TYPE_CHECKING:
 
 # Decision of a screen on the calls of all tools that it concerns.
 Finding: TypeAlias = "tuple[TextScreen, GuardDecision]"
+# Labels of the texts that rules look for data in.
+_NONE = frozenset[Label]()
+_USER_DATA = frozenset({Label.USER_DATA})
+_UNTRUSTED = frozenset({Label.UNTRUSTED})
 
 
 def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first: bool = False) -> tuple[e.Event, ...]:
@@ -158,7 +171,7 @@ def _build_guarded_call(
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
         defaults=tool.defaults,
-        list_texts=partial(list_known_texts, run),
+        list_texts=partial(_list_known_texts, run),
     )
 
 
@@ -186,7 +199,7 @@ def _find_words_of_user(run: Run) -> str:
     header = run.header
     if header.parent is not None or header.caller is not None:
         return ""
-    is_own = NOT_SAID.isdisjoint(find_prompt_labels(header))
+    is_own = NOT_SAID.isdisjoint(_find_prompt_labels(header))
     prompt = [part.text for part in header.prompt if isinstance(part, TextPart)] if is_own else []
     return "\n".join([*prompt, *run.said])
 
@@ -299,3 +312,54 @@ def _list_texts(run: Run) -> tuple[ScreenedText, ...]:
         elif isinstance(message, UserMessage) and not message.is_note:
             texts.append(ScreenedText(text=message.text, source=None))
     return tuple(reversed(texts))
+
+
+def _find_prompt_labels(header: Header) -> frozenset[Label]:
+    """Return the labels that were given for the prompt of a run, or for that of the run of which it is a fork."""
+    is_own = header.parent is None and header.caller is None  # else they may be those of a prompt above it
+    given = [each for each in header.labels if each.name == "prompt" and (is_own or each.run_id == header.id)]
+    return frozenset([each.label for each in given])
+
+
+def _list_known_texts(run: Run) -> tuple[KnownText, ...]:
+    """Return the texts that a run had read when its open calls were written, and the arguments of earlier calls.
+
+    The words of the user, recalled items and answers to `ask_user` are user data. A prompt or an input that is labelled
+    as untrusted is a stranger's text instead; the prompt is both if it is labelled as user data, too.
+    """
+
+    def write(call: ToolCall) -> KnownText:
+        return KnownText(text=call.arguments, labels=_NONE, name=call.name, call_id=call.id, is_written=True)
+
+    def read(result: ToolResult) -> KnownText:
+        labels = frozenset((*result.labels, Label.USER_DATA) if result.tool == ASK_USER else result.labels)
+        return KnownText(text=result.content, labels=labels, name=result.tool, call_id=result.call_id)
+
+    prompt_place, given = run.own_start + len(run.header.history), _find_prompt_labels(run.header)
+    texts: list[KnownText] = []
+    said = frozenset([TextPart(text=text) for text in run.said])
+    for place, message in enumerate(run.messages):
+        if isinstance(message, ToolResult):
+            texts.append(read(message))
+        elif isinstance(message, AssistantMessage):
+            if message.hosted is not None:
+                cited = [f"{each.url} {each.title} {each.quote}" for each in message.hosted.citations]
+                text = "\n".join([*cited, *[each.output for each in message.hosted.calls]])
+                texts.append(KnownText(text=text, labels=frozenset(message.hosted.labels), name="reply"))
+            texts += map(write, message.calls)
+        elif isinstance(message, UserMessage) and message.origin is MessageOrigin.MEMORY:
+            texts.append(KnownText(text=read_recall_note(message), labels=_USER_DATA, name="memory"))
+        elif isinstance(message, UserMessage) and message.origin is MessageOrigin.USER:
+            labels = _USER_DATA
+            if place == prompt_place:
+                labels = given if Label.UNTRUSTED in given else given | _USER_DATA
+            elif place > prompt_place and said.isdisjoint(message.parts):
+                labels = _UNTRUSTED | _USER_DATA if Label.USER_DATA in run.labels else _UNTRUSTED
+            name = "prompt" if place <= prompt_place else "input"
+            texts.append(KnownText(text=message.text, labels=labels, name=name))
+    # The arguments of the steps of a plan may come from results of its other steps.
+    for entry in (*(() if run.plan is None else run.plan.closed), *(run.open if run.reply is None else ())):
+        if entry.result is not None:
+            texts.append(write(entry.call))
+            texts.append(read(entry.result))
+    return tuple(texts)

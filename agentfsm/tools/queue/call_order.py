@@ -229,38 +229,29 @@ class DependencyTracker:
 
     def _resolve_by_access(self, access: Access) -> tuple[list[CallGroup], list[CallGroup]]:
         """Return the groups that a call with this access waits for, and the groups that it joins."""
+        if access.keys is None and not access.shared:
+            waits = [self._since_exclusive]
+            self._last_exclusive, self._since_exclusive = CallGroup(), CallGroup()
+            self._sharers = self._lockers = None
+            self._keys.clear()
+            return waits, [self._last_exclusive]
         waits = [] if self._last_exclusive is None else [self._last_exclusive]
-        if access.keys is not None:
-            return self._resolve_by_keys(access.keys, waits, shared=access.shared)
-        if access.shared:
+        if access.keys is None:
             if self._lockers is not None:
                 waits.append(self._lockers)
             if self._sharers is None or self._lockers_are_newest:
                 self._sharers, self._lockers_are_newest = CallGroup(), False
             return waits, [self._sharers]
-        waits = [self._since_exclusive]
-        self._last_exclusive, self._since_exclusive = CallGroup(), CallGroup()
-        self._sharers = self._lockers = None
-        self._keys.clear()
-        return waits, [self._last_exclusive]
-
-    def _resolve_by_keys(
-        self,
-        keys: Iterable[Hashable],
-        waits: list[CallGroup],
-        *,
-        shared: bool,
-    ) -> tuple[list[CallGroup], list[CallGroup]]:
         joins: list[CallGroup] = []
-        if not shared:
+        if not access.shared:
             if self._sharers is not None:
                 waits.append(self._sharers)
             if self._lockers is None or not self._lockers_are_newest:
                 self._lockers, self._lockers_are_newest = CallGroup(), True
             joins.append(self._lockers)
-        for key in keys:
+        for key in access.keys:
             held = self._keys.setdefault(key, _KeyHolders())
-            if shared:
+            if access.shared:
                 waits += [held.exclusive] if held.exclusive is not None else []
                 held.shared = held.shared or CallGroup()
                 joins.append(held.shared)
