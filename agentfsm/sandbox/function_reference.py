@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
@@ -127,7 +127,11 @@ def check_signature(function: Callable[..., Any]) -> None:
     name = getattr(function, "__name__", repr(function))
     if inspect.iscoroutinefunction(function):
         raise MisuseError(f"the function {name} is async, and a sandbox runs plain functions: write it without `async`")
-    for parameter, hint in _read_hints(function).items():
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # a name for type checkers only; making the tool reports it
+        hints = {}
+    for parameter, hint in hints.items():
         if parameter != "return" and (typing.get_origin(hint) or hint) is RunContext:
             raise MisuseError(
                 f"the function {name} takes the RunContext, which is not there in a sandbox: leave out {parameter}, "
@@ -138,13 +142,6 @@ def check_signature(function: Callable[..., Any]) -> None:
                 f"the parameter {parameter} of {name} has the type {inspect.formatannotation(hint)}, and a sandbox "
                 "passes arguments as JSON: use str, int, float, bool, list, dict, or a union of them"
             )
-
-
-def _read_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except NameError:  # a name for type checkers only; making the tool reports it
-        return {}
 
 
 def _is_json_type(hint: Any) -> bool:

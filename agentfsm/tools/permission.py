@@ -82,15 +82,12 @@ class Rule(Value):
 def _to_rules(given: Iterable[str | Rule]) -> tuple[Rule, ...]:
     if isinstance(given, str | Rule) or not isinstance(given, Iterable):
         raise MisuseError(f"rules come as a tuple, not as {given!r}: write ({given!r},)")
-    return tuple([_to_rule(each) for each in given])
-
-
-def _to_rule(given: object) -> Rule:
-    if isinstance(given, Rule):
-        return given
-    if isinstance(given, str):
-        return Rule(given)
-    raise MisuseError(f"a rule is a tool's name, a glob or a Rule, not {given!r}: write Rule('pay', when=...)")
+    rules: list[Rule] = []
+    for each in given:
+        if not isinstance(each, str | Rule):
+            raise MisuseError(f"a rule is a tool's name, a glob or a Rule, not {each!r}: write Rule('pay', when=...)")
+        rules.append(Rule(each) if isinstance(each, str) else each)
+    return tuple(rules)
 
 
 def _check_roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from agentfsm.core.errors import first_error
 from agentfsm.core.value import Value
-from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
+from agentfsm.ports.model import Chunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
 from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
 
 if TYPE_CHECKING:
@@ -140,9 +140,6 @@ class EagerCalls:
                 self._start_newest()
             self._can_start = False
             return
-        self._feed_call(chunk)
-
-    def _feed_call(self, chunk: CallChunk) -> None:
         newest = len(self._drafts) - 1
         if chunk.index > newest:
             self._start_newest()

@@ -127,7 +127,15 @@ class Supervisor:
                     os.read(wake, _READ_BYTES)
                 elif not self._read(fd):
                     fds.discard(fd)
-            self._check_ended()
+            if not self.main_pid:
+                continue
+            pid, status, usage = os.wait4(self.main_pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.main_pid = 0
+                self.exit_code = code if code >= 0 else namespaces.SIGNAL_EXIT - code
+                self.cpu_s = usage.ru_utime + usage.ru_stime
+                self.end = self.end or "ended"
 
     def _read(self, fd: int) -> bool:
         """Read from a pipe; return whether there may be more."""
@@ -140,16 +148,6 @@ class Supervisor:
         if len(chunk) > room and fd == self.result_fd and not self.end:
             self.end = "result_too_long"
         return bool(chunk)
-
-    def _check_ended(self) -> None:
-        if self.main_pid:
-            pid, status, usage = os.wait4(self.main_pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                self.main_pid = 0
-                self.exit_code = code if code >= 0 else namespaces.SIGNAL_EXIT - code
-                self.cpu_s = usage.ru_utime + usage.ru_stime
-                self.end = self.end or "ended"
 
     def _end_all(self) -> None:
         """Kill the function's process and all that it has started, and wait until they are gone."""

@@ -9,7 +9,7 @@ A reader-writer table with keys below it finds the waits in time linear in the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -65,7 +65,10 @@ def resolve_access(tool: Tool[..., Any], arguments: Callable[[], Arguments]) -> 
     given = arguments()
     try:
         shared = safe if isinstance(safe, bool) else _require_bool(safe(given))
-        keys = None if tool.locks is None else _to_keys(tool.locks(given))
+        keys: frozenset[Hashable] | None = None
+        if tool.locks is not None:
+            named = tool.locks(given)
+            keys = frozenset([named] if isinstance(named, str) else named)
         return Access(shared=shared, keys=keys, reason=_format_reason(keys, shared=shared))
     except Exception as error:  # noqa: BLE001  a declaration that breaks has declared nothing
         callback_errors.log_callback_error("locks or concurrency_safe", tool.name, "the call is alone", error)
@@ -77,10 +80,6 @@ def _require_bool(answer: object) -> bool:
     if not isinstance(answer, bool):  # other values are mistakes that read as a yes: a coroutine, a text
         raise TypeError(type(answer).__name__)
     return answer
-
-
-def _to_keys(keys: Iterable[Hashable]) -> frozenset[Hashable]:
-    return frozenset([keys] if isinstance(keys, str) else keys)
 
 
 def _format_reason(keys: frozenset[Hashable] | None, *, shared: bool) -> str:

@@ -358,9 +358,13 @@ class ToolDispatcher:
             tool.check_rule(bound)
         except ArgumentsError as error:
             return failed_outcome(replace_surrogates(str(error)), ErrorType.ARGUMENTS, retryable=True)
-        if tool.start_rule is not None and (early := self._apply_start_rule(job, tool, bound)) is not None:
-            return early
-        call = job.call
+        if tool.start_rule is not None:  # it sets the key of the call, or gives its outcome if it need not start
+            ctx = self.host.build_context(call, tool, self.clock.now())
+            decided = tool.start_rule(ctx, tool.to_namespace(bound), has_started=self.host.has_started(call))
+            if isinstance(decided, str):
+                job.call = call = attrs.evolve(call, key=decided)
+            elif decided is not None:
+                return _read_returned(decided)
         refusal = self.host.check_permitted(call, tool, bound)
         if refusal := refusal or (await self.host.reserve_spend(call, tool) if tool.cost_usd is not None else None):
             return refusal
@@ -384,17 +388,6 @@ class ToolDispatcher:
         else:
             tool.breaker.record_success(ticket)
         return end
-
-    def _apply_start_rule(self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Set the key of a call that has not started, or return its outcome if it need not or cannot start."""
-        if tool.start_rule is None:
-            return None
-        ctx = self.host.build_context(job.call, tool, self.clock.now())
-        decided = tool.start_rule(ctx, tool.to_namespace(bound), has_started=self.host.has_started(job.call))
-        if isinstance(decided, str):
-            job.call = attrs.evolve(job.call, key=decided)
-            return None
-        return None if decided is None else _read_returned(decided)
 
     async def _run_within_timeout(
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
