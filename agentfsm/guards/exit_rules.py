@@ -304,7 +304,6 @@ def _stands_in(address: str, texts: Iterable[str]) -> bool:
 
 
 def _iter_read_texts(outgoing: OutgoingText) -> Iterator[str]:
-    """Yield the texts that the run has read."""
     hosted = [outgoing.hosted]
     for message in outgoing.messages:
         if isinstance(message, ToolResult):

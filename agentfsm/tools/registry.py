@@ -333,7 +333,6 @@ class ToolRegistry:
 
 
 def _not_a_collection_error(tools: object) -> MisuseError:
-    """Build the error for a value that is not a collection of tools."""
     if isinstance(tools, Tool | HostedTool) or callable(tools) or _is_source(tools):
         name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
         return MisuseError(f"tools={name}: give a list of tools, also for a single tool: tools=[{name}]")

@@ -251,7 +251,6 @@ class RunSpend:
         return SettleAmount(id=name, usd=usd, limits=limits, on_reached=partial(self._warn, shared.window))
 
     def _warn(self, window: SpendWindow, used: float, limit_usd: float) -> None:
-        """Report that spending nears a limit."""
         journal, which = self.journal, f"usd of {window.describe()}"
         journal.log.warning(
             "spend_warning", which=which, used=round(used, 6), limit=limit_usd, resets=window.format_end()
@@ -276,7 +275,6 @@ def _find_cost(usage: Usage | None) -> float | None:
 
 
 def _format_refusal(window: SpendWindow, change: ReserveAmount) -> str:
-    """Return the message for a request or call that a window has no room for."""
     record: WindowRecord = change.record
     reserved = record.reserved_usd
     text = f"{record.spent_usd:.4g} of {change.limit_usd:.4g} US dollars spent for {window.describe()}"

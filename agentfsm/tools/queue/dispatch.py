@@ -392,7 +392,6 @@ class ToolDispatcher:
     async def _run_within_timeout(
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
     ) -> CallOutcome | None:
-        """Run the attempts within the call's timeout."""
         if job.permits:
             job.start_permits()
         scope = anyio.CancelScope()
