@@ -60,21 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.json = args.json
             return int(args.act(args, terminal))
         except AgentError as error:
-            return int(_report_error(terminal, error))
+            terminal.err(f"agentfsm: {error}")
+            for note in getattr(error, "__notes__", ()):
+                terminal.err(note)
+            _report_failure(terminal, error)
+            return int(codes.for_error(error))
         except KeyboardInterrupt:
             terminal.err("interrupted")
             return int(ExitCode.INTERRUPTED)
         except Exception as error:  # noqa: BLE001  a bug, so the whole traceback is shown
             terminal.err(traceback.format_exc())
             return int(_report_failure(terminal, error))
-
-
-def _report_error(terminal: Terminal, error: AgentError) -> ExitCode:
-    terminal.err(f"agentfsm: {error}")
-    for note in getattr(error, "__notes__", ()):
-        terminal.err(note)
-    _report_failure(terminal, error)
-    return codes.for_error(error)
 
 
 def _report_failure(terminal: Terminal, error: Exception) -> ExitCode:
@@ -102,18 +98,14 @@ class _WarningHandler(logging.Handler):
             self._terminal.err(f"warning: {why.removesuffix('.')}. Retrying in {facts['wait_s']:.1f} s.")
             return
         error = record.exc_info[1] if record.exc_info else None
-        why = "" if error is None else f": {_describe_with_location(error)}"
-        self._terminal.err(f"{record.levelname.lower()}: {text}{why}")
+        if error is not None:
+            text = f"{text}: {one_line(describe_error(error), NOTE_CHARS)}"
+            if frames := traceback.extract_tb(error.__traceback__):
+                text = f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+        self._terminal.err(f"{record.levelname.lower()}: {text}")
 
     def __enter__(self) -> None:
         self._logger.addHandler(self)
 
     def __exit__(self, *_error: object) -> None:
         self._logger.removeHandler(self)
-
-
-def _describe_with_location(error: BaseException) -> str:
-    """Format an exception as one line, with the file and line that raised it."""
-    message = one_line(describe_error(error), NOTE_CHARS)
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else message

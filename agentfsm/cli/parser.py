@@ -30,14 +30,12 @@ from agentfsm.cli.argument_types import (
 from agentfsm.cli.commands import (
     alert_rules,
     audit_log,
-    converse,
     cost_tables,
     decide,
     documentation,
     eval_suites,
     execute,
     fleet_metrics,
-    follower_admin,
     index_admin,
     inspect,
     key_files,
@@ -53,9 +51,7 @@ from agentfsm.cli.commands import (
     serve_http,
     shell_completion,
     timetravel,
-    webhook_files,
 )
-from agentfsm.cli.commands.seal_files import DEFAULT_SEALS
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
@@ -118,18 +114,27 @@ def build_parser() -> argparse.ArgumentParser:
     _add_memory(add)
     _add_index(add)
     _add_mcp(add)
-    _add_prompts(add)
+    prompt_files.add_parsers(_add_group(add, "prompts", "list, test and activate versions of prompts"))
     _add_eval(add)
-    _add_rollout(add)
+    text = "start roll-outs and flags, change their weights, roll back, and print results and log"
+    rollout_admin.add_rollout_parsers(_add_group(add, "rollout", text), _add_command)
+    text = "list, print and compare the releases of agents"
+    rollout_admin.add_release_parsers(_add_group(add, "release", text), _add_command)
     _add_load(add)
     _add_serve(add)
-    _add_keys(add)
+    key_files.add_parsers(_add_group(add, "keys", "create, list and remove API keys for `agentfsm serve`"))
     _add_webhooks(add)
     _add_setup(add)
     return made
 
 
 _ENGINE_HELP: Final = "what dispatches the runs: the store, or DBOS, which needs agentfsm[dbos] (default: %(default)s)"
+
+
+def _add_group(add: AddParser, name: str, text: str) -> AddParser:
+    """Add a command that has commands of its own, and return what adds these."""
+    group = add(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    return group.add_subparsers(required=True, metavar="COMMAND").add_parser
 
 
 def _add_command(add: AddParser, act: Command, *, text: str, name: str = "") -> argparse.ArgumentParser:
@@ -149,9 +154,7 @@ def _add_execute(add: AddParser) -> None:
     demo = _add_command(add, execute.demo, text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
     run = _add_command(add, execute.run, text="run an agent to the end, or until it waits")
-    talk = _add_command(
-        add, converse.chat, text="talk with an agent, in a conversation that a killed process continues"
-    )
+    talk = _add_command(add, execute.chat, text="talk with an agent, in a conversation that a killed process continues")
     _add_agent(talk)
     chosen = talk.add_mutually_exclusive_group()
     chosen.add_argument("--session", help="name of the conversation (default: a new one)")
@@ -353,7 +356,7 @@ def _add_audit(add: AddParser) -> None:
     seals.add_argument("--verify", action="store_true", help="find changes of the store since it was sealed")
     seals.add_argument("--head", action="store_true", help="show the end of that file, to be kept elsewhere")
     audit.add_argument(
-        "--seals", metavar="FILE", default=DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
+        "--seals", metavar="FILE", default=audit_log.DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
     )
     audit.add_argument("--follow", action="store_true", help="with --seal: go on until interrupted")
     audit.add_argument(
@@ -488,20 +491,20 @@ def _add_retention(add: AddParser) -> None:
 
 
 def _add_followers(add: AddParser) -> None:
-    text = "list the durable consumers of the journals, or drop one"
-    group = add("followers", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
-    _add_command(sub, follower_admin.list_followers, name="list", text="list the followers of the store with their lag")
+    sub = _add_group(add, "followers", "list the durable consumers of the journals, or drop one")
+    _add_command(sub, retention.list_followers, name="list", text="list the followers of the store with their lag")
     drop = _add_command(
-        sub, follower_admin.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
+        sub, retention.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
     )
     drop.add_argument("name", metavar="NAME", help="name of the follower")
 
 
 def _add_schedule(add: AddParser) -> None:
-    text = "add, list, pause, resume or remove recurring starts of runs, or create the runs of a span of time"
-    group = add("schedule", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(
+        add,
+        "schedule",
+        "add, list, pause, resume or remove recurring starts of runs, or create the runs of a span of time",
+    )
     added = _add_command(sub, schedule_admin.add_schedule, name="add", text="add a schedule, whose runs workers start")
     _add_schedule_name(added)
     _add_agent(added)
@@ -592,9 +595,7 @@ def _add_metrics(add: AddParser) -> None:
         add, fleet_metrics.metrics, text="print success, latency, tokens, cost and tools of all runs"
     )
     metrics.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
-    text = "print the rules for Prometheus, or test their thresholds with the journals"
-    group = add("alerts", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(add, "alerts", "print the rules for Prometheus, or test their thresholds with the journals")
     rules = _add_command(sub, alert_rules.rules, text="print the alerts as a file of rules for Prometheus")
     test = _add_command(
         sub, alert_rules.test, text="print when the alerts would have fired; exit code 1 if one still does"
@@ -616,8 +617,7 @@ def _add_metrics(add: AddParser) -> None:
 
 def _add_memory(add: AddParser) -> None:
     text = "learn, search, show, release, forget, rebuild or export the items kept across runs"
-    group = add("memory", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(add, "memory", text)
     learn = _add_command(sub, memory_admin.learn, text="learn from runs as they end, until interrupted")
     learn.add_argument("learner", metavar="module:learner", help="a Learner, or a function that returns one")
     learn.add_argument("--until-idle", action="store_true", help="exit when all runs that have ended are read")
@@ -655,9 +655,7 @@ def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
 
 
 def _add_index(add: AddParser) -> None:
-    text = "add documents to a memory, search, list and remove them, or rebuild the index"
-    group = add("index", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(add, "index", "add documents to a memory, search, list and remove them, or rebuild the index")
     adds = _add_command(sub, index_admin.add, text="add documents, or new versions of them")
     adds.add_argument("documents", metavar="FILE", nargs="+", help="a Markdown or text file; with --mcp, a URI")
     adds.add_argument(
@@ -687,9 +685,7 @@ def _add_index(add: AddParser) -> None:
 
 
 def _add_mcp(add: AddParser) -> None:
-    text = "use or serve tools over the Model Context Protocol (MCP)"
-    group = add("mcp", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(add, "mcp", "use or serve tools over the Model Context Protocol (MCP)")
     _add_mcp_client(sub)
     serve = _add_command(sub, mcp_serve.serve, text="serve an agent, or a registry of tools, to MCP clients")
     serve.add_argument("target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function")
@@ -827,16 +823,10 @@ def _add_deltas(takes: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_keys(add: AddParser) -> None:
-    text = "create, list and remove API keys for `agentfsm serve`"
-    group = add("keys", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    key_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
-
-
 def _add_webhooks(add: AddParser) -> None:
     text = "check a file of webhooks for `agentfsm serve`, and list the events that were given up"
     hooks = add("webhooks", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    hooks.set_defaults(act=webhook_files.webhooks)
+    hooks.set_defaults(act=serve_http.webhooks)
     hooks.add_argument("--json", action="store_true", help="write one JSON document to stdout")
     hooks.add_argument("file", metavar="FILE", type=Path, help='JSON file with "incoming" and "outgoing" webhooks')
 
@@ -908,25 +898,8 @@ def _add_mcp_logins(sub: AddParser) -> None:
         takes.add_argument("server", metavar="SERVER", nargs="?", help="only this server of the file")
 
 
-def _add_prompts(add: AddParser) -> None:
-    text = "list, test and activate versions of prompts"
-    group = add("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    prompt_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
-
-
-def _add_rollout(add: AddParser) -> None:
-    text = "start roll-outs and flags, change their weights, roll back, and print results and log"
-    group = add("rollout", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    rollout_admin.add_rollout_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser, _add_command)
-    text = "list, print and compare the releases of agents"
-    group = add("release", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    rollout_admin.add_release_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser, _add_command)
-
-
 def _add_eval(add: AddParser) -> None:
-    text = "evaluate agents on suites of cases, and compare the results"
-    group = add("eval", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    sub = _add_group(add, "eval", "evaluate agents on suites of cases, and compare the results")
     run = _add_command(sub, eval_suites.run, text="run each case several times, and grade the runs")
     run.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl, or module:suite")
     _add_agent(run)

@@ -49,7 +49,12 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if terminal.json:
         terminal.document(build_cost_document(report, windows, args.tz) | {"estimate": found and attrs.asdict(found)})
         return ExitCode.DONE
-    for line in (*_list_rows(report), *_list_forecast(report, args.tz), *_list_windows(windows)):
+    for line in _list_rows(report):
+        terminal.out(line)
+    days, usd = report.forecast_month(args.tz)
+    rate = f"{_format_usd(report.usd)} / {report.days:.1f} days = {_format_usd(report.usd_per_day)} a day"
+    terminal.out(f"\nthis month at this rate: {rate}; {days} days cost {_format_usd(usd)}")
+    for line in _list_windows(windows):
         terminal.out(line)
     for line in () if found is None else _list_estimate(found):
         terminal.out(line)
@@ -76,13 +81,6 @@ def _list_rows(report: CostReport) -> Iterator[str]:
         yield f"{name}{space}  {cost}  {row.runs:>7,}  {tokens}  {bar}{flaw}".rstrip()
     if more := len(report.rows) - len(shown):
         yield f"and {format_count(more, 'more row')}; --json has all"
-
-
-def _list_forecast(report: CostReport, tz: str) -> Iterator[str]:
-    """Yield the forecast of the month, with its arithmetic."""
-    days, usd = report.forecast_month(tz)
-    rate = f"{_format_usd(report.usd)} / {report.days:.1f} days = {_format_usd(report.usd_per_day)} a day"
-    yield f"\nthis month at this rate: {rate}; {days} days cost {_format_usd(usd)}"
 
 
 def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:

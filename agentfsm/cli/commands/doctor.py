@@ -12,6 +12,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -127,28 +128,23 @@ def _format_findings(report: DoctorReport, tool: str | None) -> Iterator[str]:
 def _run_checks(place: str) -> Iterator[DoctorCheck]:
     yield DoctorCheck(name="python", ok=True, detail=f"{platform.python_version()} on {platform.system()}")
     yield _check_package("agentfsm")
-    for name in _required_packages():
-        yield _check_package(name)
-    yield DoctorCheck(name="sqlite", ok=True, detail=_sqlite_version())
+    for extra, name, _ in _parse_requirements():
+        if not extra:
+            yield _check_package(name)
+    with closing(connect_sqlite3(":memory:")) as db:
+        version = str(db.execute("SELECT sqlite_version()").fetchone()[0])
+    yield DoctorCheck(name="sqlite", ok=True, detail=version)
     yield _check_store(place)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         yield DoctorCheck(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _check_vocabulary()
     yield DoctorCheck(name="sandbox", ok=True, detail=find_isolation().description)
-    for extra in _list_extras():
-        yield _check_extra(extra)
-
-
-def _required_packages() -> list[str]:
-    """Return the packages that the metadata of agentfsm requires without an extra."""
-    return [name for extra, name, _ in _parse_requirements() if not extra]
-
-
-def _list_extras() -> list[str]:
     try:
-        return metadata.metadata("agentfsm").get_all("Provides-Extra") or []
+        extras = metadata.metadata("agentfsm").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
-        return []
+        extras = []
+    for extra in extras:
+        yield _check_extra(extra)
 
 
 def _parse_requirements() -> list[tuple[str, str, tuple[str, ...]]]:
@@ -205,14 +201,6 @@ def _installed_version(name: str) -> str | None:
 def _check_package(name: str) -> DoctorCheck:
     version = _installed_version(name)
     return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: install agentfsm again")
-
-
-def _sqlite_version() -> str:
-    db = connect_sqlite3(":memory:")
-    try:
-        return str(db.execute("SELECT sqlite_version()").fetchone()[0])
-    finally:
-        db.close()
 
 
 def _check_store(place: str) -> DoctorCheck:
@@ -311,7 +299,12 @@ def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent
     detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
     if isinstance(profile := getattr(agent.model, "profile", None), ModelProfile):
         detail = f"{detail}; {profile.describe()}"
-    check, findings = _check_agent_closes(agent, detail), agent.tools.check()
+    check = DoctorCheck(name="agent", ok=True, detail=detail)
+    try:
+        anyio.run(agent.aclose)
+    except AgentError as error:
+        check = DoctorCheck(name="agent", ok=False, detail=f"{detail}; closing it failed: {error}")
+    findings = agent.tools.check()
     if idle := explain_idle_guards(agent.guards, agent.tools):
         findings += (Finding(tool=None, severity="warning", message=idle),)
     return attrs.evolve(report, checks=(*report.checks, check), tools=tools, findings=findings)
@@ -319,14 +312,6 @@ def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent
 
 # Variable that an error of a model names if it is not set.
 _KEY: Final = re.compile(r"\b[A-Z][A-Z0-9_]*_API_KEY\b")
-
-
-def _check_agent_closes(agent: Agent, detail: str) -> DoctorCheck:
-    try:
-        anyio.run(agent.aclose)
-    except AgentError as error:
-        return DoctorCheck(name="agent", ok=False, detail=f"{detail}; closing it failed: {error}")
-    return DoctorCheck(name="agent", ok=True, detail=detail)
 
 
 # The prompts.

@@ -24,18 +24,22 @@ from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint, fi
 from agentfsm.cli.resolve.run_lookup import (
     attach_store,
     load_with_root,
+    resolve_agent,
     resolve_agent_or_rollout,
     resolve_run,
     run_in_store,
 )
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
+from agentfsm.cli.session.chat_session import ChatSession, build_session_name
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided, user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
+from agentfsm.flow import Flow
+from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores.loading import mask_password
 
@@ -219,6 +223,37 @@ def _report_if_over(args: argparse.Namespace, terminal: Terminal) -> ExitCode | 
             error.add_note(hint.note)
         raise error
     return None
+
+
+def chat(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Talk with an agent."""
+    agent, location = resolve_agent(args, terminal)
+    if isinstance(agent, Flow):
+        raise MisuseError(
+            f"{args.agent} is a flow, which takes inputs by name and no messages: use "
+            f'agentfsm run {args.agent} \'{{"INPUT": "VALUE"}}\''
+        )
+    session = anyio.run(_find_newest, agent, args.user) if args.continues else args.session
+    return ChatSession(
+        terminal=terminal,
+        agent=agent,
+        store_location=location,
+        session=session or build_session_name(agent),
+        user=args.user,
+        target=join_target(args.agent, args.mcp),
+    ).chat()
+
+
+async def _find_newest(agent: Agent, user: str | None) -> str:
+    """Return the session with the newest run of the user with this agent.
+
+    Raises:
+        MisuseError: if there is none.
+    """
+    async for summary in agent.runs.iterate(Filter(agent=agent.name, user=user)):
+        if summary.session is not None and summary.user == user and summary.parent is None:
+            return summary.session
+    raise MisuseError(f"the store has no session with the agent {agent.name!r}: leave out --continue to begin one")
 
 
 def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -35,7 +35,7 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if terminal.json:
         terminal.document(attrs.asdict(summary))
         return ExitCode.DONE
-    rows = [*_list_tasks(summary), *_list_work(summary)]
+    rows = [*_list_rows(summary)]
     width = max(len(name) for name, _ in rows)
     terminal.out(f"{format_time(summary.since)} to {format_time(summary.until)}")
     for name, text in rows:
@@ -45,8 +45,8 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return ExitCode.DONE
 
 
-def _list_tasks(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
-    """Yield the metrics of tasks, with their names."""
+def _list_rows(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
+    """Yield the metrics of tasks, then those of the work below them, with their names."""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.outcomes.items())
     yield "tasks", f"{summary.tasks + summary.cancelled:,}" + (f": {reasons}" if reasons else "")
     yield "task_success_rate", _share(summary.task_success_rate)
@@ -60,10 +60,6 @@ def _list_tasks(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
         _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",
     )
     yield "signals", ", ".join(f"{count:,} {kind}" for kind, count in summary.signals.items()) or "-"
-
-
-def _list_work(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
-    """Yield the other metrics, with their names."""
     yield "tokens", f"{summary.input_tokens:,} input, {summary.output_tokens:,} output"
     for name, found in (("model requests", summary.request_s), ("queue", summary.queue_s)):
         if found is not None:

@@ -45,8 +45,11 @@ def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             await server.aclose()
 
     if args.mcp:
-        server = _find_server(args, terminal)
-        changes = run_with_memory(args, lambda memory: add_resources(memory, server), creates=True)
+        found = select_servers(load_servers(args.mcp, terminal), argparse.Namespace(file=args.mcp, server=args.server))
+        if len(found) != 1:
+            names = ", ".join(server.name for server in found)
+            raise MisuseError(f"{args.mcp} has several servers, {names}: name one with --server")
+        changes = run_with_memory(args, lambda memory: add_resources(memory, found[0]), creates=True)
     else:
         changes = run_with_memory(args, add_files, creates=True)
     return report(
@@ -61,14 +64,6 @@ def _read_file(path: str) -> str:
         raise MisuseError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise MisuseError(f"{path} is not a text in UTF-8: add Markdown or plain text") from error
-
-
-def _find_server(args: argparse.Namespace, terminal: Terminal) -> MCPServer:
-    found = select_servers(load_servers(args.mcp, terminal), argparse.Namespace(file=args.mcp, server=args.server))
-    if len(found) != 1:
-        names = ", ".join(server.name for server in found)
-        raise MisuseError(f"{args.mcp} has several servers, {names}: name one with --server")
-    return found[0]
 
 
 def _format_change(change: DocumentChange) -> str:

@@ -40,8 +40,15 @@ def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     reports = anyio.run(_ask_all, servers, _report_tools)
     if terminal.json:
         terminal.document({"servers": reports})
-    for line in [] if terminal.json else _format_tools(reports):
-        terminal.out(line)
+    for report in [] if terminal.json else reports:
+        for line in _format_head(report):
+            terminal.out(line)
+        for tool in report.get("tools", ()):
+            terminal.out(f"  {tool['name']}: {', '.join(tool['declared']) or 'nothing declared'}")
+            if description := one_line(tool["description"], NOTE_CHARS):
+                terminal.out(f"      {description}")
+        for line in _format_unused(report):
+            terminal.out(line)
     if any(report.get("withheld") for report in reports):
         terminal.err(f"withheld tools need approval: {format_approve_command(args.file)}")
     return _exit_code(reports)
@@ -64,16 +71,6 @@ async def _report_tools(server: MCPServer) -> dict[str, Any]:
         "withheld": dict(admitted.withheld),
         "unmatched": list(admitted.unmatched_globs),
     }
-
-
-def _format_tools(reports: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for report in reports:
-        yield from _format_head(report)
-        for tool in report.get("tools", ()):
-            description = one_line(tool["description"], NOTE_CHARS)
-            yield f"  {tool['name']}: {', '.join(tool['declared']) or 'nothing declared'}"
-            yield from [f"      {description}"] if description else []
-        yield from _format_unused(report)
 
 
 def _format_unused(report: dict[str, Any]) -> Iterator[str]:
@@ -134,7 +131,9 @@ def _list_features(
         return _exit_code(reports)
     for each in reports:
         found = [f"  {one_line(line(one), NOTE_CHARS)}" for one in each.get(kind, ())]
-        for text in (*_format_head(each), *(found or _format_none(each, kind))):
+        if not found and "error" not in each:
+            found = [f"  no {kind}"]
+        for text in (*_format_head(each), *found):
             terminal.out(text)
     return _exit_code(reports)
 
@@ -164,11 +163,6 @@ def _format_head(report: dict[str, Any]) -> Iterator[str]:
     yield f"server {report['name']}: {one_line(report['reached_by'], NOTE_CHARS)}"
     for line in report.get("error", "").splitlines():
         yield f"  {line}"
-
-
-def _format_none(report: dict[str, Any], kind: str) -> list[str]:
-    """Return the line for a server without such features; no line if the server failed."""
-    return [] if "error" in report else [f"  no {kind}"]
 
 
 def _exit_code(reports: Iterable[dict[str, Any]]) -> ExitCode:

@@ -109,8 +109,11 @@ def _read_limits(args: argparse.Namespace) -> dict[str, int]:
 
 async def _serve_http(service: MCPService, terminal: Terminal, args: argparse.Namespace) -> None:
     host, port = split_address(args.http)
+    token = None if args.token_env is None else os.environ.get(args.token_env)
+    if args.token_env is not None and not token:
+        raise MisuseError(f"the variable {args.token_env} is not set: set it to the token, or leave out --token-env")
     notice = StartNotice(terminal, service.name)
-    await service.http(host.strip("[]"), int(port), token=_read_token(args), hosts=args.allow_host, task_status=notice)
+    await service.http(host.strip("[]"), int(port), token=token, hosts=args.allow_host, task_status=notice)
 
 
 @attrs.frozen
@@ -123,15 +126,6 @@ class StartNotice(TaskStatus[str]):
     def started(self, value: str | None = None) -> None:
         """Write the address to stderr."""
         self.terminal.err(f"serving {self.name!r} at {value}; stop with Ctrl-C")
-
-
-def _read_token(args: argparse.Namespace) -> str | None:
-    if args.token_env is None:
-        return None
-    token = os.environ.get(args.token_env)
-    if not token:
-        raise MisuseError(f"the variable {args.token_env} is not set: set it to the token, or leave out --token-env")
-    return token
 
 
 async def _serve_stdio(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:

@@ -45,7 +45,9 @@ def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     template = files("agentfsm.cli").joinpath("project_template")
     texts = {"name": name, "package": package, "agentfsm": _read_source(), "python": _find_python()}
     written = {folder / path: _fill(text, texts) for path, text in _read_template(template, package)}
-    _check_absent(written)
+    if found := [str(path) for path in written if path.exists() or path.is_symlink()]:
+        others = " and so do others" if len(found) > 1 else ""
+        raise MisuseError(f"nothing was written, because {found[0]} exists{others}: name a new folder")
     try:
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,10 +139,3 @@ def _fill(text: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
-
-
-def _check_absent(paths: dict[Path, str]) -> None:
-    """Raise MisuseError if one of the files exists."""
-    if found := [str(path) for path in paths if path.exists() or path.is_symlink()]:
-        others = " and so do others" if len(found) > 1 else ""
-        raise MisuseError(f"nothing was written, because {found[0]} exists{others}: name a new folder")

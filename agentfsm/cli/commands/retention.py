@@ -1,13 +1,15 @@
-"""The subcommands that remove runs for good, and return their space to the disk."""
+"""The subcommands that remove runs for good, and `agentfsm followers`: the readers of journals that keep runs."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.render.formatting import format_count, format_time
+from agentfsm.cli.render.formatting import format_count, format_duration, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
@@ -15,6 +17,7 @@ from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
+    from agentfsm.ports.stored import FollowerStatus
 
 DAY_S: Final = 86_400.0
 
@@ -72,4 +75,44 @@ def _report_removed(terminal: Terminal, count: int, description: str) -> ExitCod
         terminal.document({"removed": count})
     else:
         terminal.out(f"removed {description}")
+    return ExitCode.DONE
+
+
+# Followers: the durable consumers of the journals, which keep runs from being pruned.
+
+
+def list_followers(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the followers of the store, with their lag."""
+    store = open_existing_store(args.store)
+
+    async def act() -> tuple[tuple[FollowerStatus, ...], float]:
+        return await store.followers(), await store.now()
+
+    found, now = run_in_store(store, act)
+    if terminal.json:
+        terminal.document({"followers": [attrs.asdict(each) for each in found]})
+        return ExitCode.DONE
+    width = max([len(each.name) for each in found], default=0)
+    for each in found:
+        waits = "" if each.waiting_since is None else f", waiting {format_duration(now - each.waiting_since)}"
+        lag = f"position {each.position:,}, {format_count(each.lag, 'run')} behind{waits}"
+        terminal.out(f"{each.name.ljust(width)}  {lag}{', in use' if each.held else ''}")
+    if not found:
+        terminal.err("no followers")
+    return ExitCode.DONE
+
+
+def drop_follower(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove a follower with its position, so that the runs that it has not read may be pruned.
+
+    Raises:
+        MisuseError: if there is no such follower.
+    """
+    store = open_existing_store(args.store)
+    if not run_in_store(store, lambda: store.drop_follower(args.name)):
+        raise MisuseError(f"there is no follower {args.name!r}: `agentfsm followers list` lists them")
+    if terminal.json:
+        terminal.document({"dropped": args.name})
+    else:
+        terminal.out(f"dropped the follower {args.name}")
     return ExitCode.DONE

@@ -158,7 +158,12 @@ def status(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def read() -> list[tuple[str, RolloutChange, tuple[ArmResults, ...]]]:
         names = [args.name] if args.name else await _list_names(store)
-        return [(name, *found) for name in names if (found := await _read_status(name, store)) is not None]
+        rows = []
+        for name in names:
+            control = RolloutControl(name, store)
+            if (newest := await control.newest()) is not None:
+                rows.append((name, newest, await read_results(control)))
+        return rows
 
     found = run_in_store(store, read)
     if args.name and not found:
@@ -187,12 +192,6 @@ async def _list_names(store: Store) -> list[str]:
     while page := await store.list_records(ROLLOUTS, after=f"{names[-1]}/~" if names else "", limit=_PAGE):
         names += dict.fromkeys(each.key.rpartition("/")[0] for each in page)
     return [*dict.fromkeys(names)]
-
-
-async def _read_status(name: str, store: Store) -> tuple[RolloutChange, tuple[ArmResults, ...]] | None:
-    control = RolloutControl(name, store)
-    newest = await control.newest()
-    return None if newest is None else (newest, await read_results(control))
 
 
 def _format_arms(arms: Iterable[ArmResults]) -> list[str]:

@@ -50,7 +50,9 @@ class LocalChat(OpenAIChat):
     def __init__(self, server: LocalServer) -> None:
         """Start the server."""
         server.start()
-        _bypass_proxies()
+        # Proxies are not to be asked for 127.0.0.1. The lower-case variable takes precedence.
+        hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        os.environ["no_proxy"] = ",".join(filter(None, [hosts, "127.0.0.1"]))
         super().__init__("local", base_url=server.base_url, api_key="local")
         self._server = server
 
@@ -58,12 +60,6 @@ class LocalChat(OpenAIChat):
         """Close the connections and the server."""
         await super().aclose()
         self._server.close()
-
-
-def _bypass_proxies() -> None:
-    """Exclude 127.0.0.1 from proxies. The lower-case variable takes precedence."""
-    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    os.environ["no_proxy"] = ",".join(filter(None, [hosts, "127.0.0.1"]))
 
 
 def agent() -> Agent:

@@ -58,7 +58,7 @@ def answer_request(body: dict[str, Any]) -> WireReply:
         return _build_reply("I will list the folder first.", *_FIRST_CALLS)
     if "write_report" in history:
         return _build_reply(_build_answer(history))
-    files = _choose_files(history)
+    files = [file["path"] for file in _find_listing(history).get("worth_reading", [])][:MAX_FILES_READ]
     if files and "read_file" not in history:
         calls = [call("read_file", path=path, max_chars=READ_CHARS) for path in files]
         return _build_reply(f"Now I read the {len(files)} most informative files.", *calls)
@@ -104,10 +104,6 @@ def _parse_history(messages: list[dict[str, Any]]) -> History:
 
 def _find_listing(history: History) -> dict[str, Any]:
     return next((each.data for each in history.get("list_folder", ())), {})
-
-
-def _choose_files(history: History) -> list[str]:
-    return [file["path"] for file in _find_listing(history).get("worth_reading", [])][:MAX_FILES_READ]
 
 
 def _iter_searches(history: History) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -178,15 +174,14 @@ def _format_code(text: str) -> str:
 
 
 def _build_answer(history: History) -> str:
-    return "\n".join([_describe_report(history["write_report"][-1]), *(f"- {fact}" for fact in _iter_facts(history))])
-
-
-def _describe_report(written: ParsedToolResult) -> str:
+    written = history["write_report"][-1]
     if written.data:
-        return f"The report is in {written.data['path']}."
-    if written.outcome == "rejected":
-        return "You rejected the report, so it was not written. My findings:"
-    return f"The report could not be written ({' '.join(written.content.split())[:200]}). My findings:"
+        report = f"The report is in {written.data['path']}."
+    elif written.outcome == "rejected":
+        report = "You rejected the report, so it was not written. My findings:"
+    else:
+        report = f"The report could not be written ({' '.join(written.content.split())[:200]}). My findings:"
+    return "\n".join([report, *(f"- {fact}" for fact in _iter_facts(history))])
 
 
 def _iter_facts(history: History) -> Iterator[str]:

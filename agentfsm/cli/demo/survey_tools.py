@@ -65,6 +65,7 @@ def list_folder(ctx: SurveyContext, path: str = ".") -> dict[str, Any]:  # noqa:
     walk = FolderWalk(root, place, _deadline(ctx))
     files = list(walk)
     named = [file for file in files if file.can_be_named]
+    kinds = Counter(file.kind if file.kind.isprintable() else "?" for file in files)
     text = sorted((file for file in named if file.is_text), key=lambda file: file.rank)
     return {
         "path": path,
@@ -73,15 +74,10 @@ def list_folder(ctx: SurveyContext, path: str = ".") -> dict[str, Any]:  # noqa:
         "bytes": sum(file.bytes for file in files),
         "complete": walk.is_complete,
         "odd_names": len(files) - len(named),
-        "kinds": _count_kinds(files),
+        "kinds": [{"kind": kind, "files": count} for kind, count in kinds.most_common(10)],
         "largest": _to_plain_json(sorted(named, key=lambda file: -file.bytes)[:MAX_LINES]),
         "worth_reading": _to_plain_json(text[:MAX_LISTED]),
     }
-
-
-def _count_kinds(files: list[FolderFile]) -> list[dict[str, Any]]:
-    counts = Counter(file.kind if file.kind.isprintable() else "?" for file in files)
-    return [{"kind": kind, "files": count} for kind, count in counts.most_common(10)]
 
 
 def _to_plain_json(files: list[FolderFile]) -> list[dict[str, Any]]:

@@ -48,7 +48,14 @@ class PlainChatView(PlainView):
     def on_event(self, event: StreamEvent, run: Run) -> None:
         """Write a piece of the answer, or a line for a tool."""
         if isinstance(event, TextDelta):
-            self._show_piece(event)
+            if not self.terminal.is_watched:
+                return
+            if event.attempt != self._attempt and self._streamed:
+                self._end_line()
+                self.terminal.err("(the model begins again)")
+            self._attempt = event.attempt
+            self._streamed += event.text
+            self.terminal.err(event.text, end="")
             return
         if isinstance(event, StateChanged):
             if event.state is State.ACT:
@@ -58,16 +65,6 @@ class PlainChatView(PlainView):
             return
         self._end_line()
         super().on_event(event, run)
-
-    def _show_piece(self, event: TextDelta) -> None:
-        if not self.terminal.is_watched:
-            return
-        if event.attempt != self._attempt and self._streamed:
-            self._end_line()
-            self.terminal.err("(the model begins again)")
-        self._attempt = event.attempt
-        self._streamed += event.text
-        self.terminal.err(event.text, end="")
 
     def _end_line(self) -> None:
         if self._streamed:

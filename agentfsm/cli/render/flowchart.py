@@ -14,7 +14,7 @@ from agentfsm.cli.render.pending import format_wait
 from agentfsm.cli.resolve.agent_target import find_wrapped_agent
 from agentfsm.core.events import Planned
 from agentfsm.core.machine import START, State, next_state
-from agentfsm.core.plans import JOINS, Plan, PlanStep
+from agentfsm.core.plans import JOINS, Plan
 from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
 from agentfsm.flow import Flow, Step, StepStatus
@@ -22,7 +22,6 @@ from agentfsm.flow.flow_plan import read_step_status
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
-    from agentfsm.core.calls import OpenCall
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
     from agentfsm.tools.tool import Tool
@@ -106,16 +105,13 @@ def draw_agent(agent: Agent[Any]) -> Flowchart:
 
     A source that is not connected yet, such as an MCP server, is drawn without its tools and is not started.
     """
-    return _draw_flow(agent) if isinstance(agent, Flow) else _AgentDrawing().draw(agent)
-
-
-def _draw_flow(flow: Flow) -> Flowchart:
-    """Draw the steps of a flow; an arrow goes from a step to each that depends on it."""
-    place = {step.name: number for number, step in enumerate(flow.ordered_steps)}
-    nodes = [FlowchartNode(lines=(step.name, *_describe_step(step))) for step in flow.ordered_steps]
-    arrows = [
+    if not isinstance(agent, Flow):
+        return _AgentDrawing().draw(agent)
+    place = {step.name: number for number, step in enumerate(agent.ordered_steps)}
+    nodes = [FlowchartNode(lines=(step.name, *_describe_step(step))) for step in agent.ordered_steps]
+    arrows = [  # from a step to each that depends on it
         (place[name], place[step.name], () if step.join == "all_success" else (step.join,))
-        for step in flow.ordered_steps
+        for step in agent.ordered_steps
         for name in step.depends_on
     ]
     return Flowchart(nodes=tuple(nodes), arrows=tuple(arrows))
@@ -250,12 +246,9 @@ def draw_plans(run: Run[Any], events: Iterable[Event]) -> Flowchart:
         for step in plan.steps:
             join = () if step.join == JOINS[0] else (step.join,)
             arrows += [(places[each], places[step.id], join) for each in step.after if each in places]
-            nodes.append(_draw_step(step, calls.get(f"p{number}.{step.id}"), is_past=is_past))
+            entry = calls.get(f"p{number}.{step.id}")
+            unstarted = StepStatus.NOT_RUN if is_past else StepStatus.PENDING
+            status = unstarted if entry is None else read_step_status(entry)
+            title = step.tool or step.question or step.goal
+            nodes.append(FlowchartNode(lines=(title, status.replace("_", " ")), fill=_FILLS[status]))
     return Flowchart(nodes=tuple(nodes), arrows=tuple(arrows))
-
-
-def _draw_step(step: PlanStep, entry: OpenCall | None, *, is_past: bool) -> FlowchartNode:
-    unstarted = StepStatus.NOT_RUN if is_past else StepStatus.PENDING
-    status = unstarted if entry is None else read_step_status(entry)
-    title = step.tool or step.question or step.goal
-    return FlowchartNode(lines=(title, status.replace("_", " ")), fill=_FILLS[status])

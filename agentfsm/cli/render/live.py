@@ -100,7 +100,11 @@ class LiveView:
         """Record an event. The thread of `Live` draws the tree."""
         if run is not self._run:
             self._run = run
-            self._print_closed(run)
+            closed = [turn for turn in build_turns(run) if turn.closed and not turn.is_plan]
+            shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result, which goes to stdout
+            for turn in shown[self._printed_turns or 0 :]:
+                self.console.print(self.render_turn(turn, OpenTurn()))
+            self._printed_turns = max(self._printed_turns or 0, len(shown))
         self.open_turn = _apply_event(self.open_turn, event)
 
     def end(self, run: Run) -> None:
@@ -109,13 +113,6 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def _print_closed(self, run: Run) -> None:
-        closed = [turn for turn in build_turns(run) if turn.closed and not turn.is_plan]
-        shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result, which goes to stdout
-        for turn in shown[self._printed_turns or 0 :]:
-            self.console.print(self.render_turn(turn, OpenTurn()))
-        self._printed_turns = max(self._printed_turns or 0, len(shown))
 
     def _render(self) -> RenderableType:
         run, draft = self._run, self.open_turn
@@ -168,7 +165,10 @@ def _apply_event(draft: OpenTurn, event: StreamEvent) -> OpenTurn:
         case TextDelta():
             return attrs.evolve(draft, text=(draft.text + event.text)[-MAX_TEXT_CHARS:])
         case CallDelta():
-            return attrs.evolve(draft, calls=_extend_calls(draft.calls, event))
+            calls = [*draft.calls, *[("", 0)] * (event.index + 1 - len(draft.calls))]
+            name, size = calls[event.index]
+            calls[event.index] = (name or event.name, size + len(event.arguments))
+            return attrs.evolve(draft, calls=tuple(calls))
         case ToolEvent(type=ToolEventType.STARTED | ToolEventType.PROGRESS):
             return attrs.evolve(draft, notes=_set_note(draft.notes, event.call_id, event.message))
         case AgentEvent():
@@ -178,13 +178,6 @@ def _apply_event(draft: OpenTurn, event: StreamEvent) -> OpenTurn:
 
 def _set_note(notes: tuple[tuple[str, str], ...], call_id: str, note: str) -> tuple[tuple[str, str], ...]:
     return tuple((dict(notes) | {call_id: note}).items())
-
-
-def _extend_calls(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple[tuple[str, int], ...]:
-    padded = [*calls, *[("", 0)] * (event.index + 1 - len(calls))]
-    name, size = padded[event.index]
-    padded[event.index] = (name or event.name, size + len(event.arguments))
-    return tuple(padded)
 
 
 def render_fault(turn: TurnView) -> Text:

@@ -33,15 +33,14 @@ def format_exact_arguments(arguments: Mapping[str, Any]) -> str:
     """
     if not any(isinstance(value, str) and "\n" in value for value in arguments.values()):
         return format_exact_json(arguments)
-    lines = [line for name, value in arguments.items() for line in _format_exact_argument(name, value)]
+    lines: list[str] = []
+    for name, value in arguments.items():
+        key = format_exact_json(name)
+        if isinstance(value, str) and "\n" in value:
+            lines += [f"{key}:", *[f"  | {escape_hidden(line)}" for line in value.split("\n")]]
+        else:
+            lines += f"{key}: {format_exact_json(value)},".splitlines()
     return "\n".join(["{", *[f"  {line}" for line in lines], "}"])
-
-
-def _format_exact_argument(name: str, value: object) -> list[str]:
-    key = format_exact_json(name)
-    if isinstance(value, str) and "\n" in value:
-        return [f"{key}:", *[f"  | {escape_hidden(line)}" for line in value.split("\n")]]
-    return f"{key}: {format_exact_json(value)},".splitlines()
 
 
 def format_whole_call(item: Pending) -> list[str]:
@@ -71,13 +70,9 @@ _RUN_WAITS: Final = {
 
 def format_wait(item: Pending, run_id: str = "") -> str:
     """Return a short description of a wait: "the approval of t1.0"."""
-    if not item.call_id:
-        return f"{_RUN_WAITS[item.kind]}{_format_other_run(item, run_id)}"
-    return f"{_CALL_WAITS[item.kind]} {format_call(item, run_id)}"
-
-
-def _format_other_run(item: Pending, run_id: str) -> str:
-    return "" if item.run_id == run_id else f" in run {item.run_id}"
+    if item.call_id:
+        return f"{_CALL_WAITS[item.kind]} {format_call(item, run_id)}"
+    return _RUN_WAITS[item.kind] + ("" if item.run_id == run_id else f" in run {item.run_id}")
 
 
 def find_question(item: Pending) -> str | None:
@@ -146,21 +141,19 @@ def question_properties(question: Question) -> Mapping[str, Any]:
     return properties
 
 
-def _describe_question(question: Question) -> str:
-    """Return the message of a question, the URL to open, and the fields of the answer."""
-    opens = f" (open {question.url})" if question.url else ""
-    fields = ""
-    if question_properties(question):
-        described = describe_parameters({"properties": {}, **(question.schema or {})})
-        fields = f" [{described.removeprefix('Parameters: ').rstrip('.')}]"
-    return f"{question.message}{opens}{fields}"
-
-
 def format_questions(item: Pending) -> Iterator[str]:
-    """Yield the questions of a call; with their keys if there are several."""
+    """Yield the questions of a call: the message, the URL to open, and the fields of the answer.
+
+    Each begins with its key if there are several.
+    """
     for question in item.questions:
         key = f"{question.key}: " if len(item.questions) > 1 else ""
-        yield f"{key}{_describe_question(question)}"
+        opens = f" (open {question.url})" if question.url else ""
+        fields = ""
+        if question_properties(question):
+            described = describe_parameters({"properties": {}, **(question.schema or {})})
+            fields = f" [{described.removeprefix('Parameters: ').rstrip('.')}]"
+        yield f"{key}{question.message}{opens}{fields}"
 
 
 def _format_input(item: Pending) -> str:

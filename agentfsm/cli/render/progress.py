@@ -15,7 +15,7 @@ from agentfsm.core.text_safety import one_line
 from agentfsm.streaming.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
@@ -57,8 +57,8 @@ class PlainView:
                 self.terminal.err(line)
         elif isinstance(event, AgentEvent):
             self.terminal.err(f"  {event.call_id}   {format_agent_event(event)}")
-        elif isinstance(event, ToolEvent) and (formatter := _FORMATTERS.get(event.type)) is not None:
-            self.terminal.err(f"  {event.call_id} {formatter(event, run)}")
+        elif isinstance(event, ToolEvent) and (text := _format_tool_event(event, run)) is not None:
+            self.terminal.err(f"  {event.call_id} {text}")
         if run.offered != self._offered:
             self._offered = run.offered
             if run.offered is not None:
@@ -101,36 +101,24 @@ def format_agent_event(event: AgentEvent) -> str:
     return f"{agent} {how} after {format_duration(event.duration_s or 0.0)}"
 
 
-def _format_started(event: ToolEvent, run: Run) -> str:
-    call = find_call(run, event.call_id)
-    return event.tool if call is None else call.title
-
-
-def _format_completed(event: ToolEvent, _run: Run) -> str:
-    return f"done in {format_duration(event.duration_s or 0.0)}"
-
-
-def _format_failed(event: ToolEvent, run: Run) -> str:
-    message = one_line(event.message, NOTE_CHARS)
-    if any(entry.call.id == event.call_id and entry.result and is_skipped(entry.result) for entry in run.open):
-        return f"{event.tool} {message}"
-    return f"{event.tool} failed after {format_duration(event.duration_s or 0.0)}: {message}"
-
-
-def _format_progress(event: ToolEvent, _run: Run) -> str:
-    return one_line(event.message, NOTE_CHARS)
-
-
-def _format_paused(event: ToolEvent, run: Run) -> str:
-    call = find_call(run, event.call_id)
-    waits = () if call is None else call.waits
-    return one_line(f"waits for {', '.join(format_wait(item, run.id) for item in waits)}", NOTE_CHARS)
-
-
-_FORMATTERS: Mapping[ToolEventType, Callable[[ToolEvent, Run], str]] = {
-    ToolEventType.STARTED: _format_started,
-    ToolEventType.COMPLETED: _format_completed,
-    ToolEventType.ERROR: _format_failed,
-    ToolEventType.PROGRESS: _format_progress,
-    ToolEventType.PAUSED: _format_paused,
-}
+def _format_tool_event(event: ToolEvent, run: Run) -> str | None:
+    """Return the line of a tool's event, without the id of its call; None for an event that has no line."""
+    match event.type:
+        case ToolEventType.STARTED:
+            call = find_call(run, event.call_id)
+            return event.tool if call is None else call.title
+        case ToolEventType.COMPLETED:
+            return f"done in {format_duration(event.duration_s or 0.0)}"
+        case ToolEventType.ERROR:
+            message = one_line(event.message, NOTE_CHARS)
+            if any(entry.call.id == event.call_id and entry.result and is_skipped(entry.result) for entry in run.open):
+                return f"{event.tool} {message}"
+            return f"{event.tool} failed after {format_duration(event.duration_s or 0.0)}: {message}"
+        case ToolEventType.PROGRESS:
+            return one_line(event.message, NOTE_CHARS)
+        case ToolEventType.PAUSED:
+            call = find_call(run, event.call_id)
+            waits = () if call is None else call.waits
+            return one_line(f"waits for {', '.join(format_wait(item, run.id) for item in waits)}", NOTE_CHARS)
+        case _:
+            return None

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from agentfsm.core.calls import OpenCall
     from agentfsm.core.events import Event
-    from agentfsm.core.header import Header
     from agentfsm.core.inbox import Decision
     from agentfsm.core.messages import JSON, ToolCall
     from agentfsm.core.pending import Pending
@@ -210,9 +209,13 @@ def build_turns(run: Run) -> tuple[TurnView, ...]:
     """Return the turns of the run in order, without those of earlier runs of the conversation."""
     faults = {fault.turn: fault.message for fault in run.model_failures}
     turns: list[TurnView] = []
-    for text, calls in _iter_replies(run):
-        turns += _iter_faults(len(turns) + 1, faults)
-        turns.append(TurnView(number=len(turns) + 1, text=text, calls=calls))
+    own = run.messages[run.own_start :]
+    results = {message.call_id: message for message in own if isinstance(message, ToolResult)}
+    for message in own:
+        if isinstance(message, AssistantMessage):
+            turns += _iter_faults(len(turns) + 1, faults)
+            calls = tuple(_closed_view(call, results[call.id]) for call in message.calls)
+            turns.append(TurnView(number=len(turns) + 1, text=message.text, calls=calls))
     turns += _iter_faults(len(turns) + 1, faults)
     if run.reply is not None:
         calls = tuple(_open_view(entry, run.id) for entry in run.open)
@@ -263,14 +266,6 @@ def _iter_faults(number: int, faults: dict[int, str]) -> Iterator[TurnView]:
     while number in faults:
         yield TurnView(number=number, fault=faults[number])
         number += 1
-
-
-def _iter_replies(run: Run) -> Iterator[tuple[str, tuple[CallView, ...]]]:
-    own = run.messages[run.own_start :]
-    results = {message.call_id: message for message in own if isinstance(message, ToolResult)}
-    for message in own:
-        if isinstance(message, AssistantMessage):
-            yield message.text, tuple(_closed_view(call, results[call.id]) for call in message.calls)
 
 
 def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
@@ -385,20 +380,6 @@ def _format_header(run: Run) -> Iterator[str]:
         yield f"prompts  {name}@{version}"
     if header.session is not None:
         yield f"session  {header.session}"
-    yield from _format_identity(header)
-    yield f"created  {format_time(run.created_at)}"
-    yield f"prompt   {one_line(format_prompt(run), NOTE_CHARS)}"
-    yield f"state    {format_state(run)}"
-
-
-def format_caller(caller: str) -> str:
-    """Return the call whose function started a run, given as in `Header.caller`."""
-    run_id, _, call_id = caller.rpartition("/")
-    return f"call {call_id} of run {run_id}"
-
-
-def _format_identity(header: Header) -> Iterator[str]:
-    """Yield a line for each of the user, the tenant, the clearance, the release, the arms and the trace of a run."""
     facts = {
         "user": header.user,
         "tenant": header.tenant,
@@ -408,6 +389,15 @@ def _format_identity(header: Header) -> Iterator[str]:
         "trace": header.traceparent,
     }
     yield from (f"{name:<8} {one_line(value, NOTE_CHARS)}" for name, value in facts.items() if value)
+    yield f"created  {format_time(run.created_at)}"
+    yield f"prompt   {one_line(format_prompt(run), NOTE_CHARS)}"
+    yield f"state    {format_state(run)}"
+
+
+def format_caller(caller: str) -> str:
+    """Return the call whose function started a run, given as in `Header.caller`."""
+    run_id, _, call_id = caller.rpartition("/")
+    return f"call {call_id} of run {run_id}"
 
 
 def _format_tiers(events: Sequence[Event]) -> Iterator[str]:

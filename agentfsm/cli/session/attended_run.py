@@ -101,29 +101,26 @@ class AttendedRun:
         """
         with self.runner:
             try:
-                return self._attend()
+                self.submit()
+                self.terminal.err(f"run {self.run.id}")
+                if self.remark:
+                    self.terminal.err(self.remark)
+                self.run_until_blocked()
+            except KeyboardInterrupt:
+                return self._report_interrupted()
+            except Exception as error:
+                if isinstance(error, IncompatibleProgramError):
+                    other = attrs.evolve(self.hint, agent=UNKNOWN_AGENT)
+                    error.add_note(f"To continue with another program: {other.build_resume(self.run.id)}")
+                elif self.is_stored:
+                    error.add_note(
+                        f"Nothing that was acknowledged is lost. To continue: {self.hint.build_resume(self.run.id)}"
+                    )
+                raise
+            else:
+                return report_run(self.terminal, self.run, self.hint)
             finally:
                 self.runner.run(self.agent.aclose)
-
-    def _attend(self) -> ExitCode:
-        try:
-            self.submit()
-            self.terminal.err(f"run {self.run.id}")
-            if self.remark:
-                self.terminal.err(self.remark)
-            self.run_until_blocked()
-        except KeyboardInterrupt:
-            return self._report_interrupted()
-        except Exception as error:
-            if isinstance(error, IncompatibleProgramError):
-                other = attrs.evolve(self.hint, agent=UNKNOWN_AGENT)
-                error.add_note(f"To continue with another program: {other.build_resume(self.run.id)}")
-            elif self.is_stored:
-                error.add_note(
-                    f"Nothing that was acknowledged is lost. To continue: {self.hint.build_resume(self.run.id)}"
-                )
-            raise
-        return report_run(self.terminal, self.run, self.hint)
 
     def submit(self) -> None:
         """Store a new run, so that it can be resumed after any failure."""
@@ -162,16 +159,15 @@ class AttendedRun:
             together, left = ask_together(self.terminal, items, self.run.id)
             if together is None and not left:
                 self._deferred.update([(item.run_id, item.call_id) for item in items])
-        singly = [each for item in left if (each := self._decide(item)) is not None]
-        return singly if together is None else [together, *singly]
-
-    def _decide(self, item: Pending) -> Submission | None:
+        submissions = [] if together is None else [together]
         asking = build_prompter(self.terminal, self.run.id, self._find_rule)
         decide = asking if self.terminal.can_ask else self.unattended_decide
-        submission = decide(item)
-        if submission is None:
-            self._deferred.add((item.run_id, item.call_id))
-        return submission
+        for item in left:
+            if (submission := decide(item)) is not None:
+                submissions.append(submission)
+            else:
+                self._deferred.add((item.run_id, item.call_id))
+        return submissions
 
     def _find_rule(self, item: Pending) -> object:
         """Return the rule by which a tool of this agent needs approval; None for a sub-agent's tool."""

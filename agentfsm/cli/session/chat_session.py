@@ -191,13 +191,6 @@ class ChatSession:
         found = self._run(self.agent.runs.list, where, limit=RECENT_RUNS, subagents=False)
         return tuple([each for each in found if each.session is not None and each.user == self.user])
 
-    def _list_sessions(self) -> dict[str, list[RunSummary]]:
-        """Return recent sessions with their runs, the newest first."""
-        sessions: dict[str, list[RunSummary]] = {}
-        for summary in self._list_runs():
-            sessions.setdefault(summary.session or "", []).append(summary)
-        return dict([*sessions.items()][:MAX_SESSIONS])
-
     # Replies.
 
     def _reply(self, run: Run) -> None:
@@ -225,14 +218,14 @@ class ChatSession:
             except Exception as error:  # noqa: BLE001  a bug in the agent must not end the chat
                 self.view.show_note(f"The reply failed: {describe_error(error)}. /retry goes on with it.")
             finally:
-                self.last = attended.run if attended.is_stored else self._load_last()
+                if attended.is_stored:
+                    self.last = attended.run
+                else:
+                    found = self._run(self.agent.runs.list, Filter(session=self.session), limit=1)
+                    self.last = self._run(self.agent.load, found[0].id) if found else None
         if attended.is_stored:
             self.last = self._run(self.agent.load, run.id)
             self._show_end()
-
-    def _load_last(self) -> Run | None:
-        found = self._run(self.agent.runs.list, Filter(session=self.session), limit=1)
-        return self._run(self.agent.load, found[0].id) if found else None
 
     def _show_end(self, *, is_new: bool = True) -> None:
         """Show the answer of the last run, or why there is none."""
@@ -276,38 +269,39 @@ class ChatSession:
     # Commands.
 
     def _execute_command(self, name: str, rest: str) -> None:
-        commands: dict[str, Callable[[str], None]] = {
-            "help": self._help,
-            "new": self._begin_session,
-            "sessions": self._show_sessions,
-            "history": self._show_history,
-            "cost": self._show_cost,
-            "retry": self._retry,
-            "cancel": self._cancel,
-            "exit": self._exit,
-        }
-        act = commands.get(name)
-        if act is None:
-            self.view.show_note(f"There is no command /{one_line(name, NOTE_CHARS)}: /help lists them.")
-        else:
-            act(rest)
+        match name:
+            case "help":
+                self._help()
+            case "new":
+                self.session = build_session_name(self.agent)
+                self._open()
+            case "sessions":
+                self._show_sessions(rest)
+            case "history":
+                self._show_history()
+            case "cost":
+                self._show_cost()
+            case "retry":
+                self._retry()
+            case "cancel":
+                self._cancel()
+            case "exit":
+                self._is_ended = True
+            case _:
+                self.view.show_note(f"There is no command /{one_line(name, NOTE_CHARS)}: /help lists them.")
 
-    def _help(self, _rest: str) -> None:
+    def _help(self) -> None:
         width = max(map(len, COMMANDS))
         lines = [f"{name:{width}}  {text}" for name, text in COMMANDS.items()]
         if self.terminal.can_edit:
             lines.append("Alt-Enter begins a new line of the message. Ctrl-C cancels the reply that is being written.")
         self.view.show_note("\n".join(lines))
 
-    def _exit(self, _rest: str) -> None:
-        self._is_ended = True
-
-    def _begin_session(self, _rest: str) -> None:
-        self.session = build_session_name(self.agent)
-        self._open()
-
     def _show_sessions(self, rest: str) -> None:
-        sessions = self._list_sessions()
+        sessions: dict[str, list[RunSummary]] = {}  # recent ones with their runs, the newest first
+        for summary in self._list_runs():
+            sessions.setdefault(summary.session or "", []).append(summary)
+        sessions = dict([*sessions.items()][:MAX_SESSIONS])
         names = [*sessions]
         if rest:
             number = int(rest) if rest.isascii() and rest.isdecimal() else 0
@@ -324,7 +318,7 @@ class ChatSession:
         if not sessions:
             self.view.show_note("There are no sessions yet.")
 
-    def _show_history(self, _rest: str) -> None:
+    def _show_history(self) -> None:
         for message in () if self.last is None else self.last.messages:
             if isinstance(message, UserMessage):
                 self.view.show_message(message.text)
@@ -334,7 +328,7 @@ class ChatSession:
                 for call in message.calls:
                     self.view.show_note(f"  {call.name}({one_line(call.arguments, NOTE_CHARS)})")
 
-    def _show_cost(self, _rest: str) -> None:
+    def _show_cost(self) -> None:
         cost = self._run(self.agent.session_cost, self.session)
         dollars = f"price of {' and '.join(cost.unpriced) or 'the model'} unknown"
         if cost.usd is not None:
@@ -344,7 +338,7 @@ class ChatSession:
             f"({cost.usage.input_tokens:,} in, {cost.usage.output_tokens:,} out), {dollars}"
         )
 
-    def _cancel(self, _rest: str) -> None:
+    def _cancel(self) -> None:
         if self.last is None or self.last.is_over:
             self.view.show_note("There is no unfinished reply.")
             return
@@ -352,7 +346,7 @@ class ChatSession:
         self.last = self._run(self.agent.load, self.last.id)
         self.view.show_note(describe_end(self.last))
 
-    def _retry(self, _rest: str) -> None:
+    def _retry(self) -> None:
         run = self.last
         if run is None:
             self.view.show_note("There is no message yet.")

@@ -116,7 +116,10 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     if answer == "s":
         return _allow_for_session(terminal, item)
     if rule is not None and answer in scopes:
-        _allow_always(terminal, rule, scopes[answer])
+        try:
+            rule.allow(scopes[answer])
+        except AgentError as error:
+            terminal.err(f"only this call is approved: {error}")
     if answer == "n":
         why = terminal.ask("Reason, for the model (may be empty):") or ""
         reason = admit_answer(why, user_name())
@@ -218,13 +221,6 @@ def _allow_for_session(terminal: Terminal, item: Pending) -> Submission | None:
     return None
 
 
-def _allow_always(terminal: Terminal, rule: ApprovalRule, scope: str) -> None:
-    try:
-        rule.allow(scope)
-    except AgentError as error:
-        terminal.err(f"only this call is approved: {error}")
-
-
 def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
     terminal.err(
         "\n".join([f"\n{describe_unknown_outcome(item)} ({format_call(item, run_id)}).", *format_error_lines(item), ""])
@@ -251,8 +247,12 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
     if item.questions:
         terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks:")
         _show_deadline(terminal, item, "means that the call continues without one")
-        answers = ask_questions(terminal, item)
-        return None if answers is None else _build_submission(item, answers)
+        if (answers := ask_questions(terminal, item)) is None:
+            return None
+        joined = _join_answers(answers)
+        return lambda runs: runs.answer(
+            item.run_id, item.call_id, joined, declined=joined is None, by=user_name(), digest=item.digest
+        )
     if question is None:
         terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) needs its result from outside. Its exact arguments:")
         terminal.err(format_exact_arguments(item.arguments))
@@ -277,15 +277,6 @@ def _join_answers(answers: Mapping[str, Any]) -> Any:
     if all(each is None for each in answers.values()):
         return None
     return admit_answer(dict(answers) if len(answers) > 1 else next(iter(answers.values())), user_name())
-
-
-def _build_submission(item: Pending, answers: Mapping[str, Any]) -> Submission:
-    """Return the submission of the answers to a tool's questions, by key. None as an answer declines the question."""
-    content = _join_answers(answers)
-    is_declined = content is None
-    return lambda runs: runs.answer(
-        item.run_id, item.call_id, content, declined=is_declined, by=user_name(), digest=item.digest
-    )
 
 
 def _show_deadline(terminal: Terminal, item: Pending, consequence: str) -> None:
