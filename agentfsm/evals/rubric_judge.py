@@ -142,11 +142,12 @@ class RubricJudge(Value):
         works = [{**task, "A": answers[each], "B": answers[not each]} for each in swapped]
         prompt = _PAIR_PROMPT.format(criteria=", ".join(self.rubric))
         replies = await self._collect(first, prompt, works, f"-{second.run.id}")
-        votes = [
-            vote if not swap else -vote
-            for reply, swap in zip(replies, swapped, strict=True)
-            if (vote := _parse_preference(reply)) is not None
-        ]
+        votes: list[int] = []
+        for reply, swap in zip(replies, swapped, strict=True):
+            better = _parse_object(reply).get("better")
+            vote = {"A": -1, "B": 1, "equal": 0}.get(better) if isinstance(better, str) else None
+            if vote is not None:
+                votes.append(-vote if swap else vote)
         return fmean(votes) if votes else None
 
     async def _collect(self, graded: GradedRun, prompt: str, works: list[dict[str, Any]], suffix: str) -> list[str]:
@@ -185,11 +186,6 @@ class RubricJudge(Value):
 def _describe_task(case: Case) -> dict[str, Any]:
     expected = {"expected_answer": case.answer} if case.answer else {}
     return {"task": case.input, **expected}
-
-
-def _parse_preference(reply: str) -> int | None:
-    found = _parse_object(reply).get("better")
-    return {"A": -1, "B": 1, "equal": 0}.get(found) if isinstance(found, str) else None
 
 
 def _parse_object(reply: str) -> Mapping[str, Any]:

@@ -51,7 +51,11 @@ def _parse_suite(text: str, file: Path) -> Suite:
     if file.suffix in {".yaml", ".yml"}:
         name, cases = _parse_yaml(text, file)
     elif file.suffix == ".jsonl":
-        name, cases = file.stem, _parse_lines(text, file)
+        name = file.stem
+        try:
+            cases = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError) as error:
+            raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
     else:
         raise MisuseError(f"the suite {file}: give a file .yaml or .jsonl, or module:suite for one in Python")
     return Suite([_build_case(each, f"{file}, case {number}") for number, each in enumerate(cases, 1)], name=name)
@@ -68,13 +72,6 @@ def _parse_yaml(text: str, file: Path) -> tuple[str, Sequence[Any]]:
         case {"cases": [*cases], **rest} if rest.keys() <= {"name"}:
             return str(rest.get("name") or file.stem), cases
     raise MisuseError(f"the suite {file}: give a list of cases below `cases:`, and nothing else but `name:`")
-
-
-def _parse_lines(text: str, file: Path) -> Sequence[Any]:
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
 
 
 def _build_case(data: object, place: str) -> Case:

@@ -168,8 +168,10 @@ def _get_probe(name: str) -> Callable[[Subject], CheckFinding]:
 
 def _check_effects(subject: Subject) -> CheckFinding:
     tools = list(subject.agent.tools)
-    bare = [
-        each.name for each in tools if not (each.read_only or each.idempotent or each.external or _is_decided(each))
+    bare = [  # tools that do not say what happens to a call that a crash has interrupted
+        each.name
+        for each in tools
+        if not (each.read_only or each.idempotent or each.external) and each.on_unknown == "ask"
     ]
     found = () if isinstance(subject.agent, Flow) else subject.agent.tools.check()  # no model chooses steps
     warnings = [f"{each.tool}: {each.message}" for each in found if each.severity == "warning"]
@@ -183,11 +185,6 @@ def _check_effects(subject: Subject) -> CheckFinding:
             "declare read_only=, idempotent= or on_unknown=, or waive this",
         )
     return CheckFinding(_PASS, f"{len(tools)} tools declare what may be repeated")
-
-
-def _is_decided(tool: Tool[..., Any]) -> bool:
-    """Whether the tool says what happens to a call that a crash has interrupted."""
-    return tool.read_only or tool.idempotent or tool.external or tool.on_unknown != "ask"
 
 
 # Performance.
@@ -284,6 +281,7 @@ def _check_approvals(subject: Subject) -> CheckFinding:
         for each in subject.agent.tools
         if each.irreversible or each.sends_out or not (each.read_only or each.harmless)
     ]
+    permissions = subject.agent.permissions
     guards, labels = subject.agent.guards, find_labels(subject.agent.tools, subject.agent.guards)
     open_tools = [
         each.name
@@ -291,7 +289,7 @@ def _check_approvals(subject: Subject) -> CheckFinding:
         if each.requires_approval is False
         and not each.external
         and not any(may_stop(guard, each.traits, labels) for guard in guards)
-        and not _is_limited(subject.agent, each)
+        and (permissions is None or permissions.may_offer(each, ()))
     ]
     if open_tools:
         return CheckFinding(
@@ -300,10 +298,6 @@ def _check_approvals(subject: Subject) -> CheckFinding:
             "requires_approval=True, permissions=, or guards= and labels that they act on; or read_only=, if it is so",
         )
     return CheckFinding(_PASS, f"{len(risky)} tools have effects; approvals, guards or permissions decide on each")
-
-
-def _is_limited(agent: Agent[Any], tool: Tool[..., Any]) -> bool:
-    return agent.permissions is not None and not agent.permissions.may_offer(tool, ())
 
 
 def _check_personal_data(subject: Subject) -> CheckFinding:

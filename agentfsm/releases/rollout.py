@@ -28,7 +28,6 @@ from agentfsm.tools.executing_call import current_call
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
-    from agentfsm.core.header import Header
     from agentfsm.core.pending import Elicit
     from agentfsm.core.run import Run
     from agentfsm.evals import Evaluation
@@ -232,17 +231,16 @@ class Rollout:
         options = StartOptions(user=user, session=session, id=run_id)
         if tenant is not None:
             options["tenant"] = tenant
-        if id is not None and (known := await self._find_header(id)) is not None:
-            return self.find_agent(known.release), {**options, "release": known.release, "arms": known.arms}
+        if id is not None:
+            try:
+                known = await self.base.runs.header(id)
+            except RunNotFoundError:
+                pass
+            else:
+                return self.find_agent(known.release), {**options, "release": known.release, "arms": known.arms}
         found = await self.experiment.assign(user=user, session=session, run_id=run_id, tenant=tenant)
         agent = self.find_agent(found.release) if found.release else self.arms[found.arm]
         return agent, {**options, "release": agent.version, "arms": {**(arms or {}), **found.arms}}
-
-    async def _find_header(self, run_id: str) -> Header | None:
-        try:
-            return await self.base.runs.header(run_id)
-        except RunNotFoundError:
-            return None
 
     def find_agent(self, release: str) -> Agent[Any]:
         """Return the agent of a release; the base for a run without one.

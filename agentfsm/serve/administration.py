@@ -82,7 +82,10 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
             queue.append(document | _describe_activity(row, now, "no worker has claimed it yet"))
         else:
             reason = "its worker executes it" if row.driven else "its worker died; another one claims it soon"
-            workers.setdefault(_shorten_name(row.worker), []).append(document | _describe_activity(row, now, reason))
+            name = "this process"
+            if row.worker is not None:  # without the ids of the machine and the process
+                name = sha256(row.worker.encode()).hexdigest()[:_NAME_DIGITS]
+            workers.setdefault(name, []).append(document | _describe_activity(row, now, reason))
     return JSONDocument(
         {
             "now": now,
@@ -124,11 +127,6 @@ def _describe_activity(row: RunSummary, now: float, reason: str) -> dict[str, An
         "silent_s": round(max(0.0, now - row.updated_at), 3),
     }
     return times | {"crashes": row.crashes, "reason": f"{reason}{more}"}
-
-
-def _shorten_name(worker: str | None) -> str:
-    """Return a name without the ids of the machine and the process."""
-    return "this process" if worker is None else sha256(worker.encode()).hexdigest()[:_NAME_DIGITS]
 
 
 async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:

@@ -36,22 +36,21 @@ def build_full_agent_document(agent: Agent, *, shows_instructions: bool) -> dict
     inner = [(tool.name, found) for tool in agent.tools if (found := find_inner_agent(tool)) is not None]
     return build_agent_document(agent) | {
         "instructions": agent.instructions if shows_instructions and isinstance(agent.instructions, str) else None,
-        "tools": [_build_tool_document(each) for each in agent.tools],
+        "tools": [
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "declarations": list_tool_declarations(tool),
+            }
+            for tool in agent.tools
+        ],
         "findings": [attrs.asdict(each) for each in agent.tools.check()],
         "sub_agents": [
             {"tool": name, "name": found.name, "model": found.driver.config.model.name} for name, found in inner
         ],
         "mcp_servers": [_build_source_document(each) for each in agent.tools.sources],
         "limits": attrs.asdict(agent.limits),
-    }
-
-
-def _build_tool_document(tool: Tool[..., Any]) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "declarations": list_tool_declarations(tool),
     }
 
 
@@ -83,19 +82,14 @@ def _build_source_document(source: Any) -> dict[str, Any]:
     admitted = getattr(source, "admitted", None)
     policy = getattr(source, "tool_policy", None)
     error = getattr(source, "last_error", None)
+    gate = getattr(source, "consent_gate", None)
+    pin = None if gate is None else gate.load_pin()
     return {
         "name": getattr(source, "name", type(source).__name__),
         "tools": len(tuple(source.tools)),
         "trusted": bool(getattr(policy, "trusted", False)),
-        "pinned": _count_pinned(source),
+        "pinned": 0 if pin is None else sum(name.startswith("tool ") for name in pin.items),
         "refused": dict(getattr(admitted, "refused", {})),
         "withheld": dict(getattr(admitted, "withheld", {})),
         "error": None if error is None else str(error),
     }
-
-
-def _count_pinned(source: Any) -> int:
-    """Return the number of tools of a server whose texts are pinned."""
-    gate = getattr(source, "consent_gate", None)
-    pin = None if gate is None else gate.load_pin()
-    return 0 if pin is None else sum(name.startswith("tool ") for name in pin.items)

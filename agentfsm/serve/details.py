@@ -37,6 +37,9 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
     header = await gateway.open_run(request.path_params["run_id"], caller)
     run = await gateway.wait_for(header.id, 0)
     agent = gateway.agents.get(header.agent)
+    continuation = None  # how this server continues the run when a person asks for it
+    if gateway.continuation is not None:
+        continuation = gateway.continuation.describe(await gateway.runs.root(run.id))
     return JSONDocument(
         await build_run_document(gateway.runs.store, run)
         | {
@@ -48,7 +51,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "forked_at": header.forked_at,
             "withhold": header.withhold,
             "may_act": gateway.continuation is not None if agent is None else _may_act(agent),
-            "continuation": await _describe_continuation(gateway, run),
+            "continuation": continuation,
             "reply": "" if run.reply is None else run.reply.text,
             "duration_s": run.duration_s,
             "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],
@@ -56,13 +59,6 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "posted": await _list_posted(gateway, run),
         }
     )
-
-
-async def _describe_continuation(gateway: Gateway, run: Run) -> dict[str, Any] | None:
-    """Return how an open run is continued on this server when a person asks for it; None if not by this server."""
-    if gateway.continuation is None:
-        return None
-    return gateway.continuation.describe(await gateway.runs.root(run.id))
 
 
 def _may_act(agent: Agent[Any]) -> bool:

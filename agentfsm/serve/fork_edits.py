@@ -60,7 +60,9 @@ def parse_edits(edits: Mapping[str, Any], header: Header, history: Sequence[Even
             for number, each in enumerate([each for each in _iter_values(event) if isinstance(each, Media)], 1):
                 admit_media(each, number)
             _check_author(version, event, original, caller)
-            _check_labels(version, event, original)
+            if missing := _read_labels(original) - _read_labels(event):
+                names = ", ".join(sorted(missing))
+                raise MisuseError(f"edit: version {version} has to keep the labels of its original: {names}")
         found[version] = event
     return found
 
@@ -78,12 +80,6 @@ def _check_author(version: int, event: Event, original: Event, caller: Caller) -
     is_of_person = authors != {""} or isinstance(event, e.InputGiven | e.Paused)
     if is_of_person and getattr(event, "by", "") != caller.user:
         raise MisuseError(f"edit: version {version} is a person's word, now yours: give {caller.user!r} as its `by`")
-
-
-def _check_labels(version: int, event: Event, original: Event) -> None:
-    if missing := _read_labels(original) - _read_labels(event):
-        names = ", ".join(sorted(missing))
-        raise MisuseError(f"edit: version {version} has to keep the labels of its original: {names}")
 
 
 def _read_labels(event: Event) -> frozenset[Label]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -398,12 +398,6 @@ class Gateway:
             raise MisuseError(f"name one of the server's agents as `agent`: {', '.join(self.agents)}")
         return self.agents[name]
 
-    async def _find_header(self, run_id: str) -> Header | None:
-        try:
-            return await self.runs.header(run_id)
-        except RunNotFoundError:
-            return None
-
     async def open_run(self, run_id: str, caller: Caller, *, is_control: bool = False) -> Header:
         """Return the header of a run that a caller names.
 
@@ -416,18 +410,19 @@ class Gateway:
             RunNotFoundError: when there is no such run, or the caller may not see it, so that it does not learn of it.
             ForbiddenError: when the caller may see but not control the run.
         """
-        header = await self._find_header(run_id) if run_id.isprintable() else None
+        header = None
+        if run_id.isprintable():
+            with suppress(RunNotFoundError):
+                header = await self.runs.header(run_id)
         if header is None or not caller.can_see(header) or not await self._is_served(header):
             raise RunNotFoundError(f"there is no run {run_id!r}")
         if is_control and header.user != caller.user and not caller.allows("admin"):
             raise ForbiddenError("this is another user's run: its own user or an administrator may do this")
         return header
 
-    async def _find_root_agent(self, header: Header) -> str:
-        return header.agent if header.parent is None else (await self.runs.root(header.id)).agent
-
     async def _is_served(self, header: Header) -> bool:
-        return not self.agents or await self._find_root_agent(header) in self.agents
+        root = header if header.parent is None or not self.agents else await self.runs.root(header.id)
+        return not self.agents or root.agent in self.agents
 
     async def serves(self, row: RunSummary) -> bool:
         """Return whether a run of a list is that of an agent of the server, or of a sub-agent that one has called."""

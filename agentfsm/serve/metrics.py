@@ -146,7 +146,13 @@ class RunCounts:
             raise
         except Exception:  # noqa: BLE001  metrics are no reason to stop the server
             _log.exception("run %s is left out of the metrics", delivery.run_id)
-        self._count_feedback(delivery, began_at)
+        known = self._rated.pop(delivery.run_id, None)
+        new = delivery.feedback[known or 0 :]
+        self.add(measure_feedback(delivery.header, each) for each in new if known is not None or each.at >= began_at)
+        if delivery.feedback:
+            self._rated[delivery.run_id] = len(delivery.feedback)
+            if len(self._rated) > MAX_RATED_RUNS:
+                del self._rated[next(iter(self._rated))]
 
     async def _count_events(self, delivery: Delivery) -> None:
         if delivery.events:
@@ -158,15 +164,6 @@ class RunCounts:
                     return
             previous = await read_previous_header(self.store, delivery.header)
             self.add(measure_run(delivery.header, events, after=delivery.after_version, previous=previous))
-
-    def _count_feedback(self, delivery: Delivery, began_at: float) -> None:
-        known = self._rated.pop(delivery.run_id, None)
-        new = delivery.feedback[known or 0 :]
-        self.add(measure_feedback(delivery.header, each) for each in new if known is not None or each.at >= began_at)
-        if delivery.feedback:
-            self._rated[delivery.run_id] = len(delivery.feedback)
-            if len(self._rated) > MAX_RATED_RUNS:
-                del self._rated[next(iter(self._rated))]
 
     def format(self) -> str:
         """Return the counts in the text format of Prometheus."""

@@ -37,13 +37,9 @@ class RateLimits(Value):
 
     def or_else(self, other: RateLimits) -> RateLimits:
         """Return these limits, and those of the other where one is None."""
-        return RateLimits(
-            **{name: other_value if value is None else value for name, value, other_value in _zip(self, other)}
-        )
-
-
-def _zip(first: RateLimits, second: RateLimits) -> list[tuple[str, int | None, int | None]]:
-    return [(each.name, getattr(first, each.name), getattr(second, each.name)) for each in attrs.fields(RateLimits)]
+        others = attrs.asdict(other)
+        own = {name: others[name] if value is None else value for name, value in attrs.asdict(self).items()}
+        return RateLimits(**own)
 
 
 NO_LIMITS: Final = RateLimits()

@@ -407,11 +407,10 @@ def _run_work(request: _ForkRequest, report_fd: int, go_fd: int) -> NoReturn:
     """Do the work, and exit without cleaning up objects inherited from the parent."""
     _child.report_fd, _child.go_fd, _child.kill_at = report_fd, go_fd, request.kill_at
     try:
-        anyio.run(
-            partial(request.work, *request.args),
-            backend=request.backend,
-            backend_options=_crash_point_options(request.backend),
-        )
+        options: dict[str, Any] = {"loop_factory": _CrashEventLoop}  # a crash point before each step of a task
+        if request.backend == "trio":
+            options = {"instruments": [_CrashInstrument()]}
+        anyio.run(partial(request.work, *request.args), backend=request.backend, backend_options=options)
         _child.kill_at = None
         last: _WorkDone | _WorkFailed = _WorkDone({kind: next(passed) - 1 for kind, passed in _child.counters.items()})
     except BaseException:  # noqa: BLE001  any error is reported to the parent
@@ -419,13 +418,6 @@ def _run_work(request: _ForkRequest, report_fd: int, go_fd: int) -> NoReturn:
         last = _WorkFailed(trace[-_MAX_TRACE_BYTES:].decode(errors="replace"))
     os.write(report_fd, pickle.dumps(last))
     os._exit(0)
-
-
-def _crash_point_options(backend: str) -> dict[str, Any]:
-    """Return the options of an event loop that has a crash point before each step of a task."""
-    if backend == "trio":
-        return {"instruments": [_CrashInstrument()]}
-    return {"loop_factory": _CrashEventLoop}
 
 
 class _CrashEventLoop(asyncio.SelectorEventLoop):

@@ -126,11 +126,22 @@ class AGUIEncoder:
             view = self._open_sub_agent(run, events)
         events += self._translate(view, item.event, run)
         if run.id == self.root.id and run.state != self._step:
-            events += self._move_to(run.state)
+            if self._step:
+                events.append({"type": "STEP_FINISHED", "stepName": self._step})
+            self._step = "" if run.state in (State.DONE, State.ERROR) else str(run.state)
+            if self._step:
+                events.append({"type": "STEP_STARTED", "stepName": self._step})
         for piece, offset in view.pieces.take_early():
             events += self._write_piece(view, run, piece, offset)
         if view.tag and run.is_over:
-            events += _close_sub_agent(view, run)
+            view.is_over = True
+            events += _close_texts(view)
+            if run.state is State.DONE:
+                outcome = {"result": run.answer, "outcome": {"type": "success"}}
+                events.append({"type": "SUBAGENT_FINISHED", **view.tag, **outcome})
+            else:
+                failure = {"message": run.stop_message, "code": str(run.stop_reason)}
+                events.append({"type": "SUBAGENT_ERROR", **view.tag, **failure})
         for each in events:
             each.setdefault("timestamp", int(item.event.at * 1_000))
         return self._frame(events, position)
@@ -149,7 +160,13 @@ class AGUIEncoder:
         assert run is not None  # noqa: S101  `folds` is set
         interrupts = [_build_interrupt(self, item, position) for item in run.pending]
         events: list[Event] = list(self._close_everything(interrupts))
-        usage = self._measure_usage(run)
+        assert self._before is not None  # noqa: S101  the stream has begun
+        tokens_in = run.usage.input_tokens - self._before.input_tokens
+        tokens_out = run.usage.output_tokens - self._before.output_tokens
+        usage: Event = {}
+        if tokens_in + tokens_out:
+            model = (run.fingerprint or run.header.fingerprint).model
+            usage = {"usage": [{"model": model, "inputTokens": tokens_in, "outputTokens": tokens_out}]}
         finished = {"type": "RUN_FINISHED", "threadId": self.thread_id, "runId": self.run_id} | usage
         if run.state is State.DONE:
             events.append(finished | {"result": run.answer, "outcome": {"type": "success"}})
@@ -185,7 +202,11 @@ class AGUIEncoder:
             index = len(run.messages) - (not isinstance(event, e.ToolsChosen))
             yield from self._finish_reply(view, event.message, f"{view.prefix}m{index}")
         elif isinstance(event, e.ModelFaltered | e.LimitReached | e.Failed):
-            yield from self._drop_reply(view)
+            had_text = bool(view.pieces.reply.text)  # of a reply that broke off, not a part of the conversation
+            yield from _close_texts(view)
+            view.pieces.finish("")
+            if had_text:
+                yield self._snapshot()
         if isinstance(event, e.Planned | e.StepsReady):
             calls = (event.call,) if isinstance(event, e.Planned) else event.calls
             yield from _write_calls(view, calls, "")
@@ -195,14 +216,6 @@ class AGUIEncoder:
             for result in [each for each in run.messages if isinstance(each, ToolResult)]:
                 yield from _write_result(view, result)
         elif isinstance(event, e.Observed) and event.inputs and not view.tag:
-            yield self._snapshot()
-
-    def _drop_reply(self, view: _RunView) -> Iterator[Event]:
-        """End the texts of a reply that broke off. They are not part of the conversation."""
-        had_text = bool(view.pieces.reply.text)
-        yield from _close_texts(view)
-        view.pieces.finish("")
-        if had_text:
             yield self._snapshot()
 
     def _finish_reply(self, view: _RunView, message: AssistantMessage, message_id: str) -> Iterator[Event]:
@@ -230,13 +243,6 @@ class AGUIEncoder:
             yield from _write_text(view, piece.text, message_id)
         else:
             yield from _write_thinking(view, piece.text, f"{message_id}.thinking")
-
-    def _move_to(self, state: State) -> Iterator[Event]:
-        if self._step:
-            yield {"type": "STEP_FINISHED", "stepName": self._step}
-        self._step = "" if state in (State.DONE, State.ERROR) else str(state)
-        if self._step:
-            yield {"type": "STEP_STARTED", "stepName": self._step}
 
     # Sub-agents.
 
@@ -267,15 +273,6 @@ class AGUIEncoder:
 
     def _snapshot(self) -> Event:
         return {"type": "MESSAGES_SNAPSHOT", "messages": list(_list_messages(self.root))}
-
-    def _measure_usage(self, run: Run) -> Event:
-        assert self._before is not None  # noqa: S101  the stream has begun
-        tokens_in = run.usage.input_tokens - self._before.input_tokens
-        tokens_out = run.usage.output_tokens - self._before.output_tokens
-        if not tokens_in + tokens_out:
-            return {}
-        model = (run.fingerprint or run.header.fingerprint).model
-        return {"usage": [{"model": model, "inputTokens": tokens_in, "outputTokens": tokens_out}]}
 
     def _frame(self, events: list[Event], position: str = "") -> str:
         texts = [f"data: {to_json(each)}\n\n" for each in events]
@@ -335,15 +332,6 @@ def _write_result(view: _RunView, result: ToolResult) -> Iterator[Event]:
     }
 
 
-def _close_sub_agent(view: _RunView, run: Run) -> Iterator[Event]:
-    view.is_over = True
-    yield from _close_texts(view)
-    if run.state is State.DONE:
-        yield {"type": "SUBAGENT_FINISHED", **view.tag, "result": run.answer, "outcome": {"type": "success"}}
-    else:
-        yield {"type": "SUBAGENT_ERROR", **view.tag, "message": run.stop_message, "code": str(run.stop_reason)}
-
-
 # Messages.
 
 
@@ -397,10 +385,12 @@ def _convert_part(part: Part) -> Event:
 def _build_interrupt(encoder: AGUIEncoder, item: Pending, position: str) -> Event:
     """Return an interrupt. Its id names the call, the digest of what is shown, and the position of the stream."""
     parts = (quote(item.run_id, safe=""), quote(item.call_id, safe=""), quote(item.digest, safe=""), position)
+    questions = " ".join(question.message for question in item.questions)
+    what = item.error or questions or item.reason or item.description or f"{item.kind} of {item.tool or 'the run'}"
     interrupt: Event = {
         "id": "/".join(parts),
         "reason": str(item.kind),
-        "message": _describe(item),
+        "message": what,
         "metadata": {"runId": item.run_id, "callId": item.call_id, "tool": item.tool, "arguments": item.arguments},
     }
     is_own = item.run_id == encoder.root.id
@@ -413,11 +403,6 @@ def _build_interrupt(encoder: AGUIEncoder, item: Pending, position: str) -> Even
     if item.expires_at is not None:
         interrupt["expiresAt"] = datetime.fromtimestamp(item.expires_at, UTC).isoformat()
     return interrupt
-
-
-def _describe(item: Pending) -> str:
-    questions = " ".join(question.message for question in item.questions)
-    return item.error or questions or item.reason or item.description or f"{item.kind} of {item.tool or 'the run'}"
 
 
 def _answer_schema(item: Pending) -> Mapping[str, Any] | None:

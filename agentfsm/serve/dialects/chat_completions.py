@@ -37,7 +37,6 @@ from agentfsm.streaming.stream import TextDelta
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.journal.follow import JournalEvent
     from agentfsm.serve.access import Caller
@@ -254,16 +253,14 @@ async def _wait_with_client(gateway: Gateway, request: Request, run_id: str) -> 
 
 def describe_waits(run: Run) -> str:
     """Return a text for a chat about the wait of a run, and how to decide."""
-    lines = [f"- {_describe_wait(item)}" for item in run.pending]
-    return "\n".join((f"[Run {run.id} waits]", *lines))
-
-
-def _describe_wait(item: Pending) -> str:
-    questions = " ".join(question.message for question in item.questions)
-    what = questions or item.reason or item.description or json.dumps(item.arguments, ensure_ascii=False)
-    name = f"{item.tool} ({item.call_id})" if item.call_id else "the run"
-    how = "answer here" if item.kind in (PendingKind.QUESTION, PendingKind.INPUT) else HOW_TO_RESOLVE[item.kind]
-    return f"{item.kind} of {name}: {what}; {how}"
+    lines = [f"[Run {run.id} waits]"]
+    for item in run.pending:
+        questions = " ".join(question.message for question in item.questions)
+        what = questions or item.reason or item.description or json.dumps(item.arguments, ensure_ascii=False)
+        name = f"{item.tool} ({item.call_id})" if item.call_id else "the run"
+        how = "answer here" if item.kind in (PendingKind.QUESTION, PendingKind.INPUT) else HOW_TO_RESOLVE[item.kind]
+        lines.append(f"- {item.kind} of {name}: {what}; {how}")
+    return "\n".join(lines)
 
 
 def _answer_run(body: ChatBody, run: Run) -> Response:

@@ -86,7 +86,9 @@ class MCPSessions:
 
     async def _answer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._app is not None and self._server is not None  # noqa: S101, PT018  it answers during the lifespan
-        claimed = {**self._server.claim(scope, _identify_owner(caller)), _CALLER_KEY: caller}
+        # Sessions belong to who a caller is, with what it may do.
+        owner = hashlib.sha256(json.dumps(caller.rights).encode()).hexdigest()
+        claimed = {**self._server.claim(scope, owner), _CALLER_KEY: caller}
         if scope["method"] == "GET":
             await self._answer_stream(partial(self._app, claimed, receive), send)
         else:
@@ -110,11 +112,6 @@ class MCPSessions:
         if scope.cancelled_caught and is_open:
             with anyio.CancelScope(shield=True):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _identify_owner(caller: Caller) -> str:
-    """Return a hash of who a caller is and what it may do: the owner of its sessions."""
-    return hashlib.sha256(json.dumps(caller.rights).encode()).hexdigest()
 
 
 @attrs.frozen(kw_only=True)

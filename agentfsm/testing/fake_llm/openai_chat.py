@@ -38,17 +38,11 @@ def find_history_error(messages: Sequence[Any]) -> str | None:
         if waiting:
             return _format_unanswered(waiting)
         waiting = [call["id"] for call in message.get("tool_calls", ())]
-        if again := _find_duplicate(waiting, seen):
-            return f"Invalid parameter: duplicate value {again!r} for 'id' in 'messages[{index}].tool_calls'."
+        for call_id in waiting:
+            if call_id in seen:
+                return f"Invalid parameter: duplicate value {call_id!r} for 'id' in 'messages[{index}].tool_calls'."
+            seen.add(call_id)
     return _format_unanswered(waiting) if waiting else None
-
-
-def _find_duplicate(ids: list[str], seen: set[str]) -> str | None:
-    for call_id in ids:
-        if call_id in seen:
-            return call_id
-        seen.add(call_id)
-    return None
 
 
 def _format_unanswered(waiting: list[str]) -> str:

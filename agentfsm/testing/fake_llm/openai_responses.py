@@ -69,15 +69,12 @@ def _check_item(index: int, item: Item, after: Any, *, is_stored: bool) -> str |
         return f"Missing required parameter: 'input[{index}].name' or 'input[{index}].arguments'."
     if kind == "function_call_output" and not isinstance(item.get("output"), str | list):
         return f"Missing required parameter: 'input[{index}].output'."
-    return _check_reasoning(item, after) if kind == "reasoning" else None
-
-
-def _check_reasoning(item: Item, after: Any) -> str | None:
-    if not str(item.get("encrypted_content")).startswith(_ENCRYPTED_PREFIX):
-        return "The encrypted content could not be verified."
-    leads_to = after.get("type") if isinstance(after, dict) and after.get("role", "assistant") == "assistant" else None
-    if leads_to in {None, "function_call_output"}:
-        return "Item of type 'reasoning' was provided without its required following item."
+    if kind == "reasoning":
+        if not str(item.get("encrypted_content")).startswith(_ENCRYPTED_PREFIX):
+            return "The encrypted content could not be verified."
+        is_replied = isinstance(after, dict) and after.get("role", "assistant") == "assistant"
+        if (after.get("type") if is_replied else None) in {None, "function_call_output"}:
+            return "Item of type 'reasoning' was provided without its required following item."
     return None
 
 
