@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -162,16 +161,14 @@ def load_waivers(path: str | Path) -> dict[str, Waiver]:
         raise MisuseError(f"{path} is not a file of waivers: {error}") from None
     if not isinstance(tables, list):
         raise MisuseError(f"{path}: begin each waiver with [[waiver]], in two brackets")
-    waivers = [_build_waiver(table, path) for table in tables]
-    return {each.check: each for each in waivers}
-
-
-def _build_waiver(table: Mapping[str, Any], path: str | Path) -> Waiver:
-    if sorted(table) != sorted(_WAIVER_FIELDS):
-        raise MisuseError(f"{path}: a waiver has the fields {', '.join(_WAIVER_FIELDS)}, not {', '.join(table)}")
-    waiver = Waiver(**table)
-    if type(waiver.until) is not date:
-        raise MisuseError(f"{path}: until = {waiver.until!r} of {waiver.check!r} is no date: write it as 2027-01-31")
-    if not all(isinstance(each, str) and each.strip() for each in (waiver.check, waiver.by, waiver.reason)):
-        raise MisuseError(f"{path}: check, by and reason of a waiver are texts, and none is empty")
-    return waiver
+    waivers: dict[str, Waiver] = {}
+    for table in tables:
+        if sorted(table) != sorted(_WAIVER_FIELDS):
+            raise MisuseError(f"{path}: a waiver has the fields {', '.join(_WAIVER_FIELDS)}, not {', '.join(table)}")
+        made = Waiver(**table)
+        if type(made.until) is not date:
+            raise MisuseError(f"{path}: until = {made.until!r} of {made.check!r} is no date: write it as 2027-01-31")
+        if not all(isinstance(each, str) and each.strip() for each in (made.check, made.by, made.reason)):
+            raise MisuseError(f"{path}: check, by and reason of a waiver are texts, and none is empty")
+        waivers[made.check] = made
+    return waivers

@@ -98,7 +98,15 @@ def render_sarif(report: ReadinessReport) -> str:
         {"id": each.id, "shortDescription": {"text": each.requirement}, "properties": {"area": each.area}}
         for each in report.checks
     ]
-    results = [_build_sarif_result(each) for each in report.checks if each.status is not CheckStatus.PASS]
+    results: list[dict[str, Any]] = []
+    for each in report.checks:
+        if each.status is CheckStatus.PASS:
+            continue
+        text = f"{each.detail} -> {each.remedy}" if each.remedy else each.detail
+        result: dict[str, Any] = {"ruleId": each.id, "level": _LEVELS[each.status], "message": {"text": text}}
+        if each.status is CheckStatus.WAIVED:
+            result["suppressions"] = [{"kind": "external", "justification": describe_waiver(each)}]
+        results.append(result)
     driver = {"name": "agentfsm doctor --production", "rules": rules}
     document = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -106,14 +114,6 @@ def render_sarif(report: ReadinessReport) -> str:
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
     return json.dumps(document, indent=1) + "\n"
-
-
-def _build_sarif_result(result: CheckResult) -> dict[str, Any]:
-    text = f"{result.detail} -> {result.remedy}" if result.remedy else result.detail
-    document: dict[str, Any] = {"ruleId": result.id, "level": _LEVELS[result.status], "message": {"text": text}}
-    if result.status is CheckStatus.WAIVED:
-        document["suppressions"] = [{"kind": "external", "justification": describe_waiver(result)}]
-    return document
 
 
 def render_junit(report: ReadinessReport) -> str:

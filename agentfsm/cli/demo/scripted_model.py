@@ -115,36 +115,23 @@ def _iter_searches(history: History) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _build_report(history: History) -> dict[str, str]:
     listing = _find_listing(history)
-    sections = [
-        _format_counts(listing),
-        _format_kinds(listing),
-        _format_largest(listing),
-        *_format_searches(history),
-        *_format_files(history),
-    ]
-    return {"title": "A survey of the folder", "markdown": "\n\n".join(filter(None, sections))}
-
-
-def _format_counts(listing: dict[str, Any]) -> str:
-    if not listing:
-        return "The folder could not be listed."
-    files, folders, size = (listing.get(name, 0) for name in ("files", "folders", "bytes"))
-    lines = [f"{files:,} files in {folders:,} folders, {size:,} bytes in all."]
-    if not listing.get("complete"):
-        lines.append("Some files were skipped: they are beyond the limits of the demo, or cannot be read.")
-    if listing.get("odd_names"):
-        lines.append(f"{listing['odd_names']:,} names contain characters that cannot be shown.")
-    return "\n".join(lines)
-
-
-def _format_kinds(listing: dict[str, Any]) -> str:
-    rows = [f"| {_format_code(kind['kind'] or 'none')} | {kind['files']:,} |" for kind in listing.get("kinds", [])]
-    return "\n".join(["## Kinds of files", "", "| ending | files |", "|---|---|", *rows]) if rows else ""
-
-
-def _format_largest(listing: dict[str, Any]) -> str:
-    rows = [f"- {_format_code(file['path'])}: {file['bytes']:,} bytes" for file in listing.get("largest", [])]
-    return "\n".join(["## Largest files", "", *rows]) if rows else ""
+    sections = ["The folder could not be listed."]
+    if listing:
+        files, folders, size = (listing.get(name, 0) for name in ("files", "folders", "bytes"))
+        lines = [f"{files:,} files in {folders:,} folders, {size:,} bytes in all."]
+        if not listing.get("complete"):
+            lines.append("Some files were skipped: they are beyond the limits of the demo, or cannot be read.")
+        if listing.get("odd_names"):
+            lines.append(f"{listing['odd_names']:,} names contain characters that cannot be shown.")
+        sections = ["\n".join(lines)]
+    if kinds := listing.get("kinds", []):
+        rows = [f"| {_format_code(kind['kind'] or 'none')} | {kind['files']:,} |" for kind in kinds]
+        sections.append("\n".join(["## Kinds of files", "", "| ending | files |", "|---|---|", *rows]))
+    if largest := listing.get("largest", []):
+        rows = [f"- {_format_code(file['path'])}: {file['bytes']:,} bytes" for file in largest]
+        sections.append("\n".join(["## Largest files", "", *rows]))
+    sections += [*_format_searches(history), *_format_files(history)]
+    return {"title": "A survey of the folder", "markdown": "\n\n".join(sections)}
 
 
 def _format_searches(history: History) -> Iterator[str]:

@@ -197,21 +197,20 @@ def draw_run(run: Run[Any], events: Iterable[Event]) -> Flowchart:
     beside: dict[tuple[int, int], list[str]] = {}
     for (source, target, name), times in taken.items():
         beside.setdefault((seen[source], seen[target]), []).append(f"{name} {times}")
+    position = [
+        f"turn {run.turn}",
+        *(f"waits for {format_wait(item, run.id)}" for item in run.pending if run.is_waiting),
+    ]
+    if run.stop_reason is not None:
+        position = [f"turn {run.turn}, {run.stop_reason}"]
     nodes = [
-        FlowchartNode(lines=(each.upper(), *_describe_position(run)), shape=CURRENT_STATE)
+        FlowchartNode(lines=(each.upper(), *position), shape=CURRENT_STATE)
         if each is state
         else FlowchartNode(lines=(each.upper(),))
         for each in seen
     ]
     arrows = [(source, target, tuple(lines)) for (source, target), lines in beside.items()]
     return Flowchart(nodes=tuple(nodes), arrows=tuple(arrows))
-
-
-def _describe_position(run: Run[Any]) -> list[str]:
-    """Return the label of the current state: the turn, and the stop reason or the waits."""
-    if run.stop_reason is not None:
-        return [f"turn {run.turn}, {run.stop_reason}"]
-    return [f"turn {run.turn}", *(f"waits for {format_wait(item, run.id)}" for item in run.pending if run.is_waiting)]
 
 
 # Backgrounds on which black text is readable.

@@ -136,7 +136,8 @@ class LiveView:
         if turn.text.strip():
             tree.add(Text(strip_unsafe(turn.text).strip()))
         for call in turn.calls:
-            branch = tree.add(_render_call(call, draft.find_note(call.id)))
+            ending, style = describe_ending(call, draft.find_note(call.id))
+            branch = tree.add(Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style)))
             for line in list_details(call, draft):
                 branch.add(Text(line, style="dim"))
         return tree
@@ -206,8 +207,3 @@ def describe_ending(call: CallView, note: str | None) -> tuple[str, str]:
     running = note is not None and call.duration_s is None and call.status != Phase.PAUSED
     ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.outcome_text
     return ending, _STYLES.get("running" if running else call.status, "red" if call.is_failed else "dim")
-
-
-def _render_call(call: CallView, note: str | None) -> Text:
-    ending, style = describe_ending(call, note)
-    return Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style))

@@ -66,7 +66,26 @@ def load_target(target: str, *kinds: type) -> Any:
             else f"{target!r} does not name {_list_kinds(kinds)}: name one as module:name, for example app:learner"
         )
     with stdout_to_stderr():
-        return _check_kind(kinds, _find_attribute(_import_target(name), path, kinds), target)
+        module = _import_target(name)
+        found: Any = module
+        for part in path.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                names = [name for name, value in vars(module).items() if isinstance(value, kinds)]
+                what = "its agents" if Agent in kinds else "it has"
+                known = f"{what}: {', '.join(names)}" if names else f"it contains no {_join_kinds(kinds)}"
+                raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
+        if callable(found) and not isinstance(found, type):
+            found = _call_factory(found, target)
+    if isinstance(found, kinds):
+        return found
+    actual = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    if inspect.iscoroutine(found):
+        found.close()
+        actual = "a coroutine: the function must not be async"
+    kind = _list_kinds(kinds)
+    raise MisuseError(f"{target!r} is not {kind}, but {actual}: name {kind}, or a function that returns one")
 
 
 def iter_agents(agent: Agent) -> Iterator[Agent]:
@@ -109,32 +128,6 @@ def _import_target(name: str) -> ModuleType:
         raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
     except (Exception, SystemExit) as error:
         raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
-
-
-def _find_attribute(module: ModuleType, path: str, kinds: tuple[type, ...]) -> Any:
-    found: Any = module
-    for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            names = [name for name, value in vars(module).items() if isinstance(value, kinds)]
-            what = "its agents" if Agent in kinds else "it has"
-            known = f"{what}: {', '.join(names)}" if names else f"it contains no {_join_kinds(kinds)}"
-            raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
-    return found
-
-
-def _check_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
-    if callable(found) and not isinstance(found, type):
-        found = _call_factory(found, target)
-    if isinstance(found, kinds):
-        return found
-    actual = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-    if inspect.iscoroutine(found):
-        found.close()
-        actual = "a coroutine: the function must not be async"
-    kind = _list_kinds(kinds)
-    raise MisuseError(f"{target!r} is not {kind}, but {actual}: name {kind}, or a function that returns one")
 
 
 def _join_kinds(kinds: tuple[type, ...]) -> str:
