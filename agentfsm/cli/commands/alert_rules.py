@@ -51,18 +51,14 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.document({"fired": [attrs.asdict(each) for each in found]})
     else:
         for each in found:
-            terminal.out(_format_firing(each))
+            group = " ".join(each.labels.values()) or "all agents"
+            end = "still fires" if each.until is None else f"until {format_time(each.until)}"
+            bound = "below" if ALERTS[each.alert].is_minimum else "above"
+            worst = f"{bound} the threshold, {each.worst:,.4g}"
+            terminal.out(f"{format_time(each.since)}  {each.alert}  {group}: {worst}, {end}")
         if not found:
             terminal.out("no alert would have fired")
     return ExitCode.FAILED if any(each.until is None for each in found) else ExitCode.DONE
-
-
-def _format_firing(firing: Firing) -> str:
-    group = " ".join(firing.labels.values()) or "all agents"
-    end = "still fires" if firing.until is None else f"until {format_time(firing.until)}"
-    bound = "below" if ALERTS[firing.alert].is_minimum else "above"
-    worst = f"{bound} the threshold, {firing.worst:,.4g}"
-    return f"{format_time(firing.since)}  {firing.alert}  {group}: {worst}, {end}"
 
 
 # Word that the command has in place of the id of a run.

@@ -130,14 +130,11 @@ class _Search:
         self.searched_bytes += len(data)
         if (count := data.count(self.pattern.encode("utf-8", "replace"))) and not is_binary(data):
             self.matches[file.path] = count
-            self._quote(file, data)
-
-    def _quote(self, file: FolderFile, data: bytes) -> None:
-        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-            if len(self.lines) >= MAX_LINES:
-                return
-            if self.pattern in line:
-                self.lines.append({"path": file.path, "line": number, "text": line.strip()[:MAX_LINE_CHARS]})
+            for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+                if len(self.lines) >= MAX_LINES:
+                    return
+                if self.pattern in line:
+                    self.lines.append({"path": file.path, "line": number, "text": line.strip()[:MAX_LINE_CHARS]})
 
     def result(self) -> dict[str, Any]:
         top = [{"path": path, "matches": count} for path, count in self.matches.most_common(MAX_LINES)]
@@ -189,17 +186,17 @@ def write_report(ctx: SurveyContext, title: str, markdown: str) -> dict[str, Any
     path = folder / f"{safe_name(ctx.idempotency_key)}.md"
     text = f"# {' '.join(title.split())}\n\n{markdown.strip()}\n"
     _write_durably(path, text.encode("utf-8", "replace"))
-    return {"path": str(_relative_path(path)), "bytes": path.stat().st_size}
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return {"path": str(shown), "bytes": path.stat().st_size}
 
 
 def safe_name(key: str) -> str:
     """Return a file name for a key. Different keys get different names."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", key)[:100]
-    return name if _PLAIN_KEY.fullmatch(key) else f"{name}-{_digest(key)}"
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:12]
+    if _PLAIN_KEY.fullmatch(key):
+        return name
+    return f"{name}-{hashlib.sha256(key.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
 
 def _write_durably(path: Path, data: bytes) -> None:
@@ -221,9 +218,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _relative_path(path: Path) -> Path:
-    """Return the path relative to the current folder if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
