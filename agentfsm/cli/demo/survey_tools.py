@@ -186,9 +186,7 @@ def write_report(ctx: SurveyContext, title: str, markdown: str) -> dict[str, Any
     path = folder / f"{safe_name(ctx.idempotency_key)}.md"
     text = f"# {' '.join(title.split())}\n\n{markdown.strip()}\n"
     _write_durably(path, text.encode("utf-8", "replace"))
-    here = Path.cwd()
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return {"path": str(shown), "bytes": path.stat().st_size}
+    return {"path": str(_relative_path(path)), "bytes": path.stat().st_size}
 
 
 def safe_name(key: str) -> str:
@@ -218,3 +216,9 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _relative_path(path: Path) -> Path:
+    """Return the path relative to the current folder if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
