@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # A use of each extra that imports its packages.
 USES = {
     "anthropic": "from agentfsm.models import Anthropic; Anthropic('claude', api_key='k')",
-    "cli": "import agentfsm.cli.line_editor, agentfsm.cli.render.chat_view; from agentfsm.cli import main; "
+    "cli": "import agentfsm.cli.line_editor, agentfsm.cli.render.rich_chat; from agentfsm.cli import main; "
     "assert main(['completion', 'bash']) == 0",
     "dbos": "import agentfsm.engines.dbos",
     "evals": "import yaml, agentfsm.evals.suite_files",

@@ -38,7 +38,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 # What the commands import on first use stands here too; `import app` is for each process to do.
-COMMANDS = "\nimport agentfsm.cli.parser, agentfsm.cli.render.chat_view, agentfsm.flow, agentfsm.stores.sqlite"
+COMMANDS = "\nimport agentfsm.cli.parser, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite"
 WARM = WarmPython(warm_up=WARM_UP + COMMANDS)
 
 
