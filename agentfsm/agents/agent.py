@@ -185,7 +185,14 @@ def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
 def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
-    _check_model_options(agent)
+    for tool in agent.tools.hosted:
+        if (why := agent.model.unsupported_hosted_tool(tool)) is not None:
+            raise MisuseError(why)
+    if isinstance(agent.settings, Settings):
+        if (why := agent.model.unsupported_settings(agent.settings)) is not None:
+            raise MisuseError(why)
+        if "tools" in agent.settings.extra_body and (agent.tools.hosted or len(agent.tools)):
+            raise MisuseError(EXTRA_TOOLS)
     if agent.limits.usd is not None or agent.spend:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     if agent.planner is None or not agent.planner.fixed:  # no model reads the steps of a flow
@@ -197,6 +204,12 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
             "answer_cache= and memory= exclude each other: an answer that depends on what the memory knows of a user "
             "cannot be repeated. Leave one of them out"
         )
+    engine_tools: dict[str, Tool[..., Any]] = {}
+    if agent.planner is not None:
+        engine_tools |= build_plan_tools(agent.planner, agent.tools)
+        if agent.planner.mode == "hybrid":
+            goal = subagent.make_goal_tool(agent, agent.tools, agent.planner)
+            engine_tools[goal.name] = goal
     answers = _build_answers(agent)
     is_plain = type(agent.instructions) is str
     engine = EngineConfig(
@@ -215,7 +228,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         memory=agent.memory,
         guards=agent.guards,
         spend=agent.spend,
-        engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
+        engine_tools=engine_tools,
         last_answer=agent.last_answer,
         answer_cache=agent.answer_cache,
         context=agent.context,
@@ -225,23 +238,6 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         watch=agent.watch,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
-
-
-def _build_engine_tools(agent: Agent[Any], planner: PlanMaker) -> Mapping[str, Tool[..., Any]]:
-    tools = build_plan_tools(planner, agent.tools)
-    goal = [subagent.make_goal_tool(agent, agent.tools, planner)] if planner.mode == "hybrid" else []
-    return {**tools, **{tool.name: tool for tool in goal}}
-
-
-def _check_model_options(agent: Agent[Any]) -> None:
-    for tool in agent.tools.hosted:
-        if (why := agent.model.unsupported_hosted_tool(tool)) is not None:
-            raise MisuseError(why)
-    if isinstance(agent.settings, Settings) and (why := agent.model.unsupported_settings(agent.settings)) is not None:
-        raise MisuseError(why)
-    own = agent.settings.extra_body if isinstance(agent.settings, Settings) else {}
-    if "tools" in own and (agent.tools.hosted or len(agent.tools)):
-        raise MisuseError(EXTRA_TOOLS)
 
 
 def _build_client(agent: Agent[Any]) -> Runs:

@@ -215,7 +215,11 @@ class _SubagentTool:
         if self.vary is not None and parent is not None:
             agent = self.vary(agent, parent, Arguments(**arguments))
         call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial)
-        return await call.run(self._build_prompt(arguments) if known is None else known)
+        if known is not None:
+            return await call.run(known)
+        if self.prompt is None:
+            return await call.run(json.dumps(arguments, ensure_ascii=False, indent=2))
+        return await call.run(self.prompt(Arguments(**arguments)))
 
     async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
         """Cancel the child run of a call, because the parent run or the call ends. Return the result of its work."""
@@ -244,11 +248,6 @@ class _SubagentTool:
         if not run.is_over:
             await check_program(config, store, run, renamed)
 
-    def _build_prompt(self, arguments: dict[str, Any]) -> str:
-        if self.prompt is not None:
-            return self.prompt(Arguments(**arguments))
-        return json.dumps(arguments, ensure_ascii=False, indent=2)
-
     def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> RunnableAgent:
         """Return a variant of the agent with the parent's store and clock, within the limits of the call."""
         clock = self.agent.clock if parent is None else parent.clock
@@ -264,14 +263,6 @@ class _SubagentTool:
         guards = (*own, *[guard for guard in inherited if guard not in own])
         limits = attrs.evolve(limits, depth=depth)
         return build(limits=limits, store=parent.store, clock=clock, watch=watch, guards=guards)
-
-
-def _with_derived_nonce(run: Run, key: str) -> Run:
-    """Return a new child run whose nonce is derived from the idempotency key of its call.
-
-    If the child run is lost and its call is repeated, the calls of the new child run have the same idempotency keys.
-    """
-    return attrs.evolve(run, header=attrs.evolve(run.header, nonce=short_hash(key, NONCE_DIGITS)))
 
 
 class _IdTakenError(AgentError):
@@ -306,7 +297,11 @@ class _SubagentCall:
         except _IdTakenError as error:
             return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.AGENT)
         finally:
-            self._emit_end(run, since)
+            duration_s = self.agent.clock.monotonic() - since
+            if run.is_waiting:
+                self._emit(AgentEventType.PAUSED, run, duration_s=duration_s)
+            else:
+                self._emit(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
         if run.is_waiting:
             raise CallPaused(run.pending)
         result = build_final_result(run, self.agent.driver.config.model)
@@ -324,15 +319,12 @@ class _SubagentCall:
             metadata=ctx.metadata,
             parent=None if parent is None else parent.run,
         )
-        return run if parent is None else _with_derived_nonce(run, ctx.idempotency_key)
-
-    def _emit_end(self, run: Run, since: float) -> None:
-        """Report that the child run has ended or waits; `since` is the monotonic time of its start."""
-        duration_s = self.agent.clock.monotonic() - since
-        if run.is_waiting:
-            self._emit(AgentEventType.PAUSED, run, duration_s=duration_s)
-        else:
-            self._emit(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
+        if parent is None:
+            return run
+        # If the child run is lost and its call is repeated, the calls of the new child run have the same idempotency
+        # keys, because the nonce is derived from that of the call.
+        nonce = short_hash(ctx.idempotency_key, NONCE_DIGITS)
+        return attrs.evolve(run, header=attrs.evolve(run.header, nonce=nonce))
 
     async def _execute_child(self, run: Run, *, is_known: bool) -> Run:
         # Only the engine pauses a child run, after crashes. To resume the parent run is to resume the child run.

@@ -385,8 +385,15 @@ class Worker:
     async def _execute(self, lease: Lease, drain: Drain | None = None) -> Run[Any]:
         try:
             run = await self.agent.load(lease.run_id)
-            self._check_release(run.header.release)
-            deps = await self._resolve_deps(run)
+            release = run.header.release
+            if release and release not in self.releases:
+                has = ", ".join(map(repr, self.releases)) or "no release"
+                raise MisuseError(  # noqa: TRY301  the lease is released as after any error
+                    f"it belongs to release {release!r}, and this worker has {has}: separate their queues"
+                )
+            deps = self.deps(run) if callable(self.deps) else self.deps
+            if isinstance(deps, Awaitable):
+                deps = await deps
             turn, known = run.turn, run
             if _lacks_tool(run):
                 lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s
@@ -406,15 +413,6 @@ class Worker:
                 lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s
             self.agent.store.release(lease)
             raise
-
-    def _check_release(self, release: str) -> None:
-        if release and release not in self.releases:
-            has = ", ".join(map(repr, self.releases)) or "no release"
-            raise MisuseError(f"it belongs to release {release!r}, and this worker has {has}: separate their queues")
-
-    async def _resolve_deps(self, run: Run) -> Any:
-        deps = self.deps(run) if callable(self.deps) else self.deps
-        return await deps if isinstance(deps, Awaitable) else deps
 
 
 def _lacks_tool(run: Run[Any]) -> bool:
