@@ -17,12 +17,12 @@ from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.value import Value
 from agentfsm.journal.run_list import RunIterator
-from agentfsm.ports.store import Filter, RunSummary, Store
+from agentfsm.ports.store import Filter, Store
 
 # Hexadecimal digits of the SHA-256 of a result: all of them, because the digest stands for the result.
 DIGEST_CHARS: Final = 64
@@ -176,7 +176,22 @@ class _AuditBuilder:
         """Record an event; `before` and `run` are the run before and after it."""
         match event:
             case e.ToolsChosen() | e.Planned() | e.StepsReady():
-                self.records |= {call.id: self._new_record(call, event, run) for call in list_new_calls(event)}
+                for call in list_new_calls(event):
+                    self.records[call.id] = AuditRecord(
+                        run_id=self.header.id,
+                        call_id=call.id,
+                        key=call.key,
+                        turn=run.turn,
+                        agent=self.header.agent,
+                        agent_version=self.header.agent_version,
+                        user=self.header.user,
+                        session=self.header.session,
+                        parent=self.header.parent,
+                        caller=self.header.caller,
+                        tool=call.name,
+                        arguments=parse_arguments(call),
+                        asked_at=event.at,
+                    )
             case e.ToolStarted():
                 record = self.records[event.call_id]
                 since = record.started_at or event.since or event.at
@@ -185,12 +200,18 @@ class _AuditBuilder:
                 key = event.key or record.key
                 self._update(event.call_id, started_at=since, attempts=attempts, labels=labels, key=key)
             case e.ToolCutOff():
-                self._record_cut_off(event)
+                record = self.records[event.call_id]
+                attempts = record.attempts - event.undone
+                since = _earliest_start(record.started_at, event.started_at) if attempts else None
+                self._update(event.call_id, started_at=since, attempts=attempts)
             case e.ToolPaused():
-                if any(_asks_for_result(item) and item.run_id == run.id for item in event.pending):
+                asked = [item for item in event.pending if item.kind is PendingKind.QUESTION and item.run_id == run.id]
+                if any(not item.questions for item in asked):  # the answer is the result, and not one for the tool
                     self.external_calls.add(event.call_id)
-            case e.Guarded() | e.ApprovalGiven():
-                self._record_decision(event, before)
+            case e.Guarded():
+                self._update(event.call_id, verdict=event.verdict, reason=event.reason)
+            case e.ApprovalGiven():
+                self._record_approval(event, before)
             case e.ApprovalAsked(arguments=str() as text):
                 self._record_edit(event.call_id, text, event.key)
             case e.InputGiven(answers=answers) if answers:
@@ -198,39 +219,15 @@ class _AuditBuilder:
                 self._update(event.call_id, informed_by=informed)
             case e.ToolFinished():
                 self._record_finish(event, run)
-            case e.LimitReached() | e.Failed():
-                self._record_close(event)
+            case e.LimitReached() | e.Failed():  # they close the calls that are open
+                for record in self.records.values():
+                    if record.ended_at is None:
+                        self._update(record.call_id, ended_at=event.at)
 
     def _update(self, call_id: str, **facts: Any) -> None:
         self.records[call_id] = attrs.evolve(self.records[call_id], **facts)
 
-    def _new_record(self, call: ToolCall, event: e.Event, run: Run) -> AuditRecord:
-        return AuditRecord(
-            run_id=self.header.id,
-            call_id=call.id,
-            key=call.key,
-            turn=run.turn,
-            agent=self.header.agent,
-            agent_version=self.header.agent_version,
-            user=self.header.user,
-            session=self.header.session,
-            parent=self.header.parent,
-            caller=self.header.caller,
-            tool=call.name,
-            arguments=parse_arguments(call),
-            asked_at=event.at,
-        )
-
-    def _record_cut_off(self, event: e.ToolCutOff) -> None:
-        record = self.records[event.call_id]
-        attempts = record.attempts - event.undone
-        since = _earliest_start(record.started_at, event.started_at) if attempts else None
-        self._update(event.call_id, started_at=since, attempts=attempts)
-
-    def _record_decision(self, event: e.Guarded | e.ApprovalGiven, before: Run) -> None:
-        if isinstance(event, e.Guarded):
-            self._update(event.call_id, verdict=event.verdict, reason=event.reason)
-            return
+    def _record_approval(self, event: e.ApprovalGiven, before: Run) -> None:
         record = self.records[event.call_id]
         is_lost = before.open_call(event.call_id).phase is Phase.OUTCOME_UNKNOWN
         if is_lost and event.arguments is None:  # `settle(rerun=True)` is journalled so, too
@@ -248,22 +245,18 @@ class _AuditBuilder:
     def _record_finish(self, event: e.ToolFinished, run: Run) -> None:
         result, record = event.result, self.records[event.result.call_id]
         decision = _classify_decision(event, is_question=result.call_id in self.external_calls)
+        # A call whose starts are not in the journal has its attempts in the result.
+        was_tried = bool(result.started_at) and result.error_type not in _UNTRIED_ERRORS
         self._update(
             result.call_id,
             started_at=_earliest_start(record.started_at, result.started_at),
             ended_at=event.at,
-            attempts=record.attempts or _count_attempts(result),
+            attempts=record.attempts or (result.attempts if was_tried else 0),
             decision=decision,
             decided_by=event.by if decision else "",
             labels=join_labels(record.labels, result.labels),
             inherited=run.version <= self.header.forked_at,
         )
-
-    def _record_close(self, event: e.LimitReached | e.Failed) -> None:
-        """Record the end of the calls that a limit or the end of the run has closed."""
-        for record in self.records.values():
-            if record.ended_at is None:
-                self._update(record.call_id, ended_at=event.at)
 
 
 def list_new_calls(event: e.ToolsChosen | e.Planned | e.StepsReady) -> tuple[ToolCall, ...]:
@@ -271,11 +264,6 @@ def list_new_calls(event: e.ToolsChosen | e.Planned | e.StepsReady) -> tuple[Too
     if isinstance(event, e.ToolsChosen):
         return event.message.calls
     return (event.call,) if isinstance(event, e.Planned) else event.calls
-
-
-def _asks_for_result(item: Pending) -> bool:
-    """Return whether the answer is the result of the call, and not an answer to a question of the tool."""
-    return item.kind is PendingKind.QUESTION and not item.questions
 
 
 def _with_outcome(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:
@@ -311,11 +299,6 @@ _UNTRIED_ERRORS: Final = frozenset(
         ErrorType.CIRCUIT_OPEN,
     },
 )
-
-
-def _count_attempts(result: ToolResult) -> int:
-    """Return the number of attempts of a call whose starts are not in the journal."""
-    return 0 if not result.started_at or result.error_type in _UNTRIED_ERRORS else result.attempts
 
 
 def _classify_decision(event: e.ToolFinished, *, is_question: bool) -> str:
@@ -365,14 +348,13 @@ class AuditTrail(AsyncIterator[AuditRecord]):
 
     async def __anext__(self) -> AuditRecord:
         while not self._records:
-            self._records.extend(await self._read_records(await anext(self._runs)))
+            line = await anext(self._runs)
+            if line.stop_reason is not None and line.updated_at < self._since:
+                continue
+            try:
+                stored = await self._store.read(line.id)
+            except RunNotFoundError:  # removed after it was listed
+                continue
+            records = build_audit(stored.header, stored.events)
+            self._records.extend([record for record in records if not record.inherited])
         return self._records.popleft()
-
-    async def _read_records(self, line: RunSummary) -> Sequence[AuditRecord]:
-        if line.stop_reason is not None and line.updated_at < self._since:
-            return ()
-        try:
-            stored = await self._store.read(line.id)
-        except RunNotFoundError:  # removed after it was listed
-            return ()
-        return [record for record in build_audit(stored.header, stored.events) if not record.inherited]

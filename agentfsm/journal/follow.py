@@ -10,7 +10,7 @@ import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -115,7 +115,9 @@ class JournalTail:
             RunNotFoundError: if the run does not exist, or was deleted.
         """
         if self._subscription is None:
-            self._subscription = weakref.finalize(self, self._subscribe())
+            self._subscription = weakref.finalize(
+                self, self.store.subscribe(f"run:{self.run_id}", make_waker(self._wake_signal.set))
+            )
             self._subscription.atexit = False
         was_woken = True
         while True:
@@ -127,9 +129,6 @@ class JournalTail:
                 await self._wake_signal.event.wait()
             was_woken = self._wake_signal.event.is_set()
             self.poll_s = min(POLL_S, 2 * self.poll_s)
-
-    def _subscribe(self) -> Callable[[], None]:
-        return self.store.subscribe(f"run:{self.run_id}", make_waker(self._wake_signal.set))
 
     def close(self) -> None:
         """End the subscription."""

@@ -43,21 +43,18 @@ class RunIterator(AsyncIterator[RunSummary]):
         while not self._summaries:
             if self._is_exhausted:
                 raise StopAsyncIteration
-            await self._fetch_page()
+            page = await self._store.runs(self._where, limit=self._limit)
+            unlisted = [summary for summary in page if summary.id not in self._listed_ids]
+            self._is_exhausted = len(page) < self._limit
+            if not unlisted:
+                self._limit *= 4  # more runs share one time than a page holds
+                continue
+            self._limit = self.page_size
+            last = page[-1].created_at
+            self._listed_ids = {summary.id for summary in page if summary.created_at == last}
+            self._where = attrs.evolve(self._where, before=nextafter(last, inf))
+            self._summaries.extend(unlisted)
         return self._summaries.popleft()
-
-    async def _fetch_page(self) -> None:
-        page = await self._store.runs(self._where, limit=self._limit)
-        unlisted = [summary for summary in page if summary.id not in self._listed_ids]
-        self._is_exhausted = len(page) < self._limit
-        if not unlisted:
-            self._limit *= 4  # more runs share one time than a page holds
-            return
-        self._limit = self.page_size
-        last = page[-1].created_at
-        self._listed_ids = {summary.id for summary in page if summary.created_at == last}
-        self._where = attrs.evolve(self._where, before=nextafter(last, inf))
-        self._summaries.extend(unlisted)
 
 
 # Seconds that a run is ready until it counts as stranded: 60 polls of a worker of the store, several leases.

@@ -165,8 +165,8 @@ class SealFile:
 
     def _append(self, made: Seal) -> None:
         with open_log(self.path, mode=PRIVATE) as file:
-            previous = self._read_last(file)
-            append_line(file, self._build_line(made, previous))
+            content = {**attrs.asdict(made), "key": self._key_id}
+            append_line(file, dump_compact({**content, "link": self._link(content, self._read_last(file))}))
 
     def _read_last(self, file: IO[bytes]) -> str:
         """Return the hash of the last line. A line that a crash has cut off is removed: its run is sealed again."""
@@ -181,10 +181,6 @@ class SealFile:
             return ""
         _, link = self._parse_line(last, "the last line")
         return link
-
-    def _build_line(self, made: Seal, previous: str) -> str:
-        content = {**attrs.asdict(made), "key": self._key_id}
-        return dump_compact({**content, "link": self._link(content, previous)})
 
     def _link(self, content: Mapping[str, object], previous: str) -> str:
         return hmac.digest(self.key, (previous + dump_compact(content)).encode(), CHAIN_HASH).hex()
