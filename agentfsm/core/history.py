@@ -141,16 +141,15 @@ Segment: TypeAlias = Span | Removed | Summarised
 
 def render_segments(segments: Sequence[Segment], messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages that a layout shows. Unchanged messages are the same objects as in the history."""
-    return tuple([message for entry in segments for message in _render_segment(entry, messages)])
-
-
-def _render_segment(entry: Segment, messages: Sequence[Message]) -> Iterator[Message]:
-    if not isinstance(entry, Span):
-        yield build_note(entry)
-        return
-    for message in messages[entry.start : entry.end]:
-        is_cut = entry.chars is not None and isinstance(message, ToolResult)
-        yield shorten_result(message, entry.chars, entry.items) if is_cut else message  # type: ignore[arg-type]
+    shown: list[Message] = []
+    for entry in segments:
+        if not isinstance(entry, Span):
+            shown.append(build_note(entry))
+            continue
+        for message in messages[entry.start : entry.end]:
+            is_cut = entry.chars is not None and isinstance(message, ToolResult)
+            shown.append(shorten_result(message, entry.chars, entry.items) if is_cut else message)  # type: ignore[arg-type]
+    return tuple(shown)
 
 
 def default_segments(start: int, task: int | None) -> tuple[Segment, ...]:

@@ -67,33 +67,27 @@ def describe_hidden_work(
     is_plan_hidden = plan is not None and _count_plan_notes(shown) < _count_plan_notes(messages)
     calls = {call.id for message in shown if isinstance(message, AssistantMessage) for call in message.calls}
     lines: list[str] = []
-    if any(_is_hidden(note.call_id, calls, is_plan_hidden=is_plan_hidden) for note in notes.values()):
+    # The note of a step is shown with the results of its plan, any other one with its call.
+    places = [(note.call_id in calls, find_step_number(note.call_id) is not None) for note in notes.values()]
+    if any(is_plan_hidden if is_step else not is_shown for is_shown, is_step in places):
         lines += ["Your notes:", *[f"- {_shorten(key)}: {_shorten(note.text)}" for key, note in notes.items()]]
     if plan is not None and is_plan_hidden:
-        lines += ["The steps of your plan:", *_describe_steps(plan)]
+        lines.append("The steps of your plan:")
+        closed: set[int | None] = set()
+        for call, result in [(entry.call, entry.result) for entry in plan.steps if entry.result is not None]:
+            number = find_step_number(call.id)
+            closed.add(number)
+            mark = "[x]" if result.outcome is Outcome.DONE else "[!]"
+            done = _shorten(f"{call.name} {call.arguments}", MAX_RESULT_CHARS)
+            lines.append(f"{mark} {number}. {done}: {_shorten(result.content, MAX_RESULT_CHARS)}")
+        left = () if plan.plan is None else [step for step in plan.plan.steps if step.id not in closed]
+        lines += [f"[ ] {_shorten(step.describe(), MAX_RESULT_CHARS)}" for step in left]
     text = "\n".join(lines)
     return f"{WORK_START} From messages that are not shown any more. {fence_untrusted(text)}" if lines else ""
 
 
 def _count_plan_notes(messages: Iterable[Message]) -> int:
     return sum(isinstance(each, UserMessage) and each.origin is MessageOrigin.PLAN for each in messages)
-
-
-def _is_hidden(call_id: str, shown_calls: set[str], *, is_plan_hidden: bool) -> bool:
-    return call_id not in shown_calls if find_step_number(call_id) is None else is_plan_hidden
-
-
-def _describe_steps(plan: PlanProgress) -> list[str]:
-    lines: list[str] = []
-    closed: set[int | None] = set()
-    for call, result in [(entry.call, entry.result) for entry in plan.steps if entry.result is not None]:
-        number = find_step_number(call.id)
-        closed.add(number)
-        mark = "[x]" if result.outcome is Outcome.DONE else "[!]"
-        done = _shorten(f"{call.name} {call.arguments}", MAX_RESULT_CHARS)
-        lines.append(f"{mark} {number}. {done}: {_shorten(result.content, MAX_RESULT_CHARS)}")
-    left = () if plan.plan is None else [step for step in plan.plan.steps if step.id not in closed]
-    return lines + [f"[ ] {_shorten(step.describe(), MAX_RESULT_CHARS)}" for step in left]
 
 
 def _shorten(text: str, chars: int = MAX_NOTE_CHARS) -> str:

@@ -280,7 +280,8 @@ def bind(arguments: JSON, results: Mapping[int, JSON]) -> Any:
             return _resolve(arguments, results)
         texts = arguments.get(_TEXT)
         if isinstance(texts, list) and len(arguments) == 1:
-            return "".join([_as_text(bind(each, results)) for each in texts])
+            bound = [bind(each, results) for each in texts]
+            return "".join([each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in bound])
         return {name: bind(each, results) for name, each in arguments.items()}
     return [bind(each, results) for each in arguments] if isinstance(arguments, list) else arguments
 
@@ -322,10 +323,6 @@ def _resolve(reference: Mapping[str, Any], results: Mapping[int, JSON]) -> JSON:
             raise MisuseError(f"the result of step {number} has nothing at {path!r}")
     found: JSON = value
     return found
-
-
-def _as_text(value: JSON) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @attrs.frozen(kw_only=True)

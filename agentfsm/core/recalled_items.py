@@ -41,7 +41,10 @@ class RecalledItem(Value):
 
 def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
     """Return the items as the model reads them: data, in a fence that they cannot close, without hidden characters."""
-    text = fence_untrusted("\n".join(_write_line(item) for item in items))
+    lines = [
+        f"- {item.kind} of {_write_day(item.valid_from)}: {' '.join(strip_unsafe(item.text).split())}" for item in items
+    ]
+    text = fence_untrusted("\n".join(lines))
     return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),), origin=MessageOrigin.MEMORY)
 
 
@@ -49,10 +52,6 @@ def read_recall_note(note: UserMessage) -> str:
     """Return the texts of the items in a note, one a line, without the words of the note itself."""
     lines = [line.partition(": ") for line in note.text.splitlines() if line.startswith("- ")]
     return "\n".join([text for _head, _colon, text in lines])
-
-
-def _write_line(item: RecalledItem) -> str:
-    return f"- {item.kind} of {_write_day(item.valid_from)}: {' '.join(strip_unsafe(item.text).split())}"
 
 
 def _write_day(seconds: float) -> str:

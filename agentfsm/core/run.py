@@ -126,7 +126,8 @@ class Run(RunFields, Generic[A_co]):
             RunError: on a run that did not end in DONE.
         """
         if self.state is State.DONE:
-            return self._last_text()
+            last = self.messages[-1] if self.messages else None
+            return last.text if isinstance(last, AssistantMessage) else ""
         raise RunError(_explain_no_output(self), self)
 
     @property
@@ -175,10 +176,6 @@ class Run(RunFields, Generic[A_co]):
         """Failed model requests and tool calls, by turn."""
         tools = (FailureRecord(turn=turn, source=r.tool, message=r.content) for turn, r in _failed_results(self))
         return tuple(sorted((*self.model_failures, *tools), key=lambda fault: fault.turn))
-
-    def _last_text(self) -> str:
-        last = self.messages[-1] if self.messages else None
-        return last.text if isinstance(last, AssistantMessage) else ""
 
 
 def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
@@ -270,12 +267,9 @@ def _act_effect(run: Run[Any]) -> Effect:
             return RunTools(calls=tuple(ready)) if ready else Wait(pending=run.pending)
         if entry.phase is not Phase.FINISHED:
             ready.append(entry.call)
-    return RunTools(calls=tuple(ready)) if ready or run.reply is not None else _plan_effect(run)
-
-
-def _plan_effect(run: Run[Any]) -> Effect:
-    """Wait for the steps of a plan that need a decision; without any, end the turn."""
-    waits = any(entry.phase in UNDECIDED_PHASES for entry in run.open)
+    if ready or run.reply is not None:
+        return RunTools(calls=tuple(ready))
+    waits = any(entry.phase in UNDECIDED_PHASES for entry in run.open)  # steps of a plan
     return Wait(pending=run.pending) if waits else RunTools(calls=())
 
 
@@ -307,26 +301,21 @@ _EFFECTS: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
 def _call_pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
     if entry.phase is Phase.PAUSED:
         return entry.pending
+    is_approval, guarded = entry.phase is Phase.AWAITING_APPROVAL, entry.guarded
+    asks = is_approval and guarded is not None and guarded.verdict is GuardVerdict.ASK
     own = Pending(
-        kind=PendingKind.APPROVAL if entry.phase is Phase.AWAITING_APPROVAL else PendingKind.OUTCOME,
+        kind=PendingKind.APPROVAL if is_approval else PendingKind.OUTCOME,
         run_id=run.id,
         call_id=entry.call.id,
         tool=entry.call.name,
         arguments=parse_arguments(entry.call),
         description=entry.description,
-        reason=_approval_reason(entry),
+        reason=guarded.reason if asks and guarded is not None else "",
         expires_at=entry.expires_at,
         digest=entry.digest,
         error=entry.error,
     )
     return (own,)
-
-
-def _approval_reason(entry: OpenCall) -> str:
-    """Return the reason why a guard wants an approval of the call; empty if none does."""
-    guarded = entry.guarded
-    asks = entry.phase is Phase.AWAITING_APPROVAL and guarded is not None and guarded.verdict is GuardVerdict.ASK
-    return guarded.reason if asks and guarded is not None else ""
 
 
 # Views of the history.

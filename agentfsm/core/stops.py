@@ -198,16 +198,15 @@ def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
                 results.add((message.content, message.parts))
             elif turns == 1 and (
                 (message.content, message.parts) in results
-                or (message.content[MIN_SIMILAR_CHARS:] and _is_similar_to_any(message, results))
+                or (
+                    message.content[MIN_SIMILAR_CHARS:]
+                    and any(_are_similar(message.content, content) for content, _ in results)
+                )
             ):
                 return True
         elif isinstance(message, UserMessage):
             return False
     return False
-
-
-def _is_similar_to_any(result: ToolResult, results: AbstractSet[_Content]) -> bool:
-    return any(_are_similar(result.content, content) for content, _ in results)
 
 
 def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature:
@@ -232,12 +231,6 @@ def _newest_turns(messages: Sequence[Message], count: int, exempt: AbstractSet[s
         elif isinstance(message, UserMessage):
             return turns
     return turns
-
-
-def _are_equal(turns: Sequence[_LoopTurn], key: Callable[[_LoopTurn], object]) -> bool:
-    if len(turns) < MIN_REPEATS or not key(turns[0]):
-        return False
-    return all(key(turn) == key(turns[0]) for turn in turns[1:MIN_REPEATS])
 
 
 def _tool_names(turns: Sequence[_LoopTurn]) -> tuple[str, ...]:
@@ -267,7 +260,9 @@ def _find_sequence(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
 
 
 def _find_same_reply(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
-    if not _are_equal(turns, lambda turn: not turn.reply.calls and turn.reply.text.strip()):
+    newest = [turn.reply for turn in turns[:MIN_REPEATS]]
+    said = {reply.text.strip() for reply in newest}
+    if len(newest) < MIN_REPEATS or len(said) > 1 or said == {""} or any(reply.calls for reply in newest):
         return None
     return DetectedLoop(description=f"the same reply {MIN_REPEATS} turns running")
 
