@@ -30,7 +30,6 @@ from agentfsm.core.messages import (
 from agentfsm.ports.model import TokenCounter
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import NativeReply
     from agentfsm.core.run import Run
 
 # Average: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
@@ -97,16 +96,12 @@ def count_message(message: Message, counter: TokenCounter) -> int:
 def _count_assistant(message: AssistantMessage, count: CountText) -> int:
     calls = [count(call.name) + count(call.arguments) + CALL_TOKENS for call in message.calls]
     spoken = count(message.text) + sum(calls)
-    return spoken if message.native is None else max(spoken, _count_native(message.native, count))
-
-
-def _count_native(native: NativeReply, count: CountText) -> int:
-    """Estimate the size of a reply in its provider's form, in the unit of the counter.
-
-    A vocabulary would count far more tokens in encrypted or signed content than the provider does.
-    """
-    in_bytes = BYTE_COUNTER.count(native.content)
-    return in_bytes if count == BYTE_COUNTER.count else in_bytes // BYTES_PER_TOKEN
+    if message.native is None:
+        return spoken
+    # The reply in its provider's form is estimated by its size, in the unit of the counter: a vocabulary would count
+    # far more tokens in encrypted or signed content than the provider does.
+    in_bytes = BYTE_COUNTER.count(message.native.content)
+    return max(spoken, in_bytes if count == BYTE_COUNTER.count else in_bytes // BYTES_PER_TOKEN)
 
 
 def _count_result(message: ToolResult, count: CountText) -> int:
@@ -254,7 +249,19 @@ class TokenLedger:
         Raises:
             MisuseError: if the history is shorter than the part that was counted.
         """
-        if not self._count_messages(run.messages, most):
+        messages, known = run.messages, len(self)
+        if len(messages) < known:
+            msg = (
+                f"the history has {len(messages)} messages, but {known} were counted: a fork needs its own TokenLedger"
+            )
+            raise MisuseError(msg)
+        news = messages[known:] if most is None else messages[known : known + most]
+        for index, message in enumerate(news, known):
+            if self.task_index is None and index >= self.own_start and isinstance(message, UserMessage):
+                self.task_index = index
+            self._sums.append(self._sums[-1] + count_message(message, self.counter))
+            self._hash.update(_READ_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
+        if most is not None and len(news) == most:
             return False
         if run.compacted_messages is not self._compacted_messages or run.cutoff != self._cutoff:
             self._count_compacted(run)
@@ -268,7 +275,18 @@ class TokenLedger:
 
     def _count_compacted(self, run: Run) -> None:
         self._cutoff, self._compacted_messages = run.cutoff, run.compacted_messages
-        self.compacted_tokens = tuple(self._iter_compacted_tokens(run))
+        places: list[int | None] = []
+        for entry in run.segments:
+            places += range(entry.start, entry.end) if isinstance(entry, Span) else [None]
+        # The counts of messages that are shown whole are reused.
+        self.compacted_tokens = tuple(
+            [
+                self.message_tokens(place)
+                if place is not None and message is run.messages[place]
+                else count_message(message, self.counter)
+                for place, message in zip(places, run.compacted_messages, strict=True)
+            ]
+        )
         self._compacted_total = sum(self.compacted_tokens)
         self._compacted_digest = b""
         if run.segments != default_segments(run.cutoff, self.task_index):
@@ -276,32 +294,6 @@ class TokenLedger:
             for message in run.compacted_messages:
                 digest.update(read_text(message).encode("utf-8", "surrogatepass"))
             self._compacted_digest = digest.digest()
-
-    def _iter_compacted_tokens(self, run: Run) -> Iterator[int]:
-        """Yield the tokens of each compacted message, reusing the counts of those that are shown whole."""
-        places: list[int | None] = []
-        for entry in run.segments:
-            places += range(entry.start, entry.end) if isinstance(entry, Span) else [None]
-        for place, message in zip(places, run.compacted_messages, strict=True):
-            if place is not None and message is run.messages[place]:
-                yield self.message_tokens(place)
-            else:
-                yield count_message(message, self.counter)
-
-    def _count_messages(self, messages: Sequence[Message], most: int | None) -> bool:
-        known = len(self)
-        if len(messages) < known:
-            msg = (
-                f"the history has {len(messages)} messages, but {known} were counted: a fork needs its own TokenLedger"
-            )
-            raise MisuseError(msg)
-        news = messages[known:] if most is None else messages[known : known + most]
-        for index, message in enumerate(news, known):
-            if self.task_index is None and index >= self.own_start and isinstance(message, UserMessage):
-                self.task_index = index
-            self._sums.append(self._sums[-1] + count_message(message, self.counter))
-            self._hash.update(_READ_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
-        return most is None or len(news) < most
 
     def recount_in_batches(self, run: Run, counter: TokenCounter) -> Iterator[None]:
         """Count the whole history again, with a counter that has become available.

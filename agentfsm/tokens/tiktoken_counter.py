@@ -123,22 +123,21 @@ class Vocabularies:
 
     async def load_counter(self, model_name: str) -> TokenCounter:
         """Load the counter for a model; see `load_counter`."""
-        encoding, known = _resolve_encoding(model_name)
-        fetch = self._start_fetch(encoding)
-        await fetch.wait()
-        if failure := fetch.failure:
-            self._warn(encoding, failure)
-            return EstimatedCounter()
-        return TiktokenCounter(encoding=encoding, exact=known, vocabulary=fetch.result.result())
-
-    def _start_fetch(self, encoding: str) -> _VocabularyFetch:
+        try:
+            encoding, known = tiktoken.encoding_name_for_model(model_name), True
+        except KeyError:
+            encoding, known = FALLBACK_ENCODING, False
         with self._lock:
             fetch = self._fetches.get(encoding)
             if fetch is None:
                 fetch = self._fetches[encoding] = _VocabularyFetch(time.monotonic() + self.wait_s)
                 arguments = (self.fetch, encoding)
                 threading.Thread(target=fetch.run, args=arguments, name="agentfsm-vocabulary", daemon=True).start()
-            return fetch
+        await fetch.wait()
+        if failure := fetch.failure:
+            self._warn(encoding, failure)
+            return EstimatedCounter()
+        return TiktokenCounter(encoding=encoding, exact=known, vocabulary=fetch.result.result())
 
     def _warn(self, encoding: str, failure: str) -> None:
         with self._lock:
@@ -151,14 +150,6 @@ class Vocabularies:
             encoding,
             failure,
         )
-
-
-def _resolve_encoding(model_name: str) -> tuple[str, bool]:
-    """Return the name of a model's encoding, and whether tiktoken knows it."""
-    try:
-        return tiktoken.encoding_name_for_model(model_name), True
-    except KeyError:
-        return FALLBACK_ENCODING, False
 
 
 _VOCABULARIES: Final = Vocabularies()

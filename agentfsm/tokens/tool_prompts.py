@@ -49,16 +49,12 @@ def count_tools(tools: Sequence[ToolDefinition], counter: TokenCounter, model_na
         return 0
     if _OPENAI_MODEL.search(model_name):
         return _OPENAI_FRAME + counter.count(_write_namespace(tools))
-    as_json = counter.count(_write_json(tools))
+    fields = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in tools]
+    as_json = counter.count(json.dumps(fields, ensure_ascii=False, default=dict))
     if (claude := _CLAUDE_MODEL.search(model_name)) is None:
         return as_json
     instructions = _OLDER_CLAUDE_INSTRUCTIONS if claude["older"] else _CLAUDE_INSTRUCTIONS
     return instructions + int(_CLAUDE_JSON_FACTOR * as_json)
-
-
-def _write_json(tools: Sequence[ToolDefinition]) -> str:
-    fields = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in tools]
-    return json.dumps(fields, ensure_ascii=False, default=dict)
 
 
 def _write_namespace(tools: Sequence[ToolDefinition]) -> str:
