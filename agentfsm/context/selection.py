@@ -238,16 +238,16 @@ class AutoSelect(ToolSelector):
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
         """Choose by the method for this number of tools."""
-        return await self._choose_selector(len(tools)).select(task, tools, ask)
+        selector: ToolSelector = AllTools()
+        if len(tools) > self.two_stage_above:
+            selector = TwoStage(picks=self.picks, similarity=self.similarity)
+        elif len(tools) > self.similar_above:
+            selector = self.similarity
+        return await selector.select(task, tools, ask)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
         """Find tools by similarity."""
         return await self.similarity.find(query, tools)
-
-    def _choose_selector(self, count: int) -> ToolSelector:
-        if count > self.two_stage_above:
-            return TwoStage(picks=self.picks, similarity=self.similarity)
-        return self.similarity if count > self.similar_above else AllTools()
 
 
 def _build_selection(tools: Sequence[ToolDefinition], how: str, usage: Usage = Usage()) -> Selection:
@@ -290,13 +290,11 @@ def _find_names(reply: str, known: Collection[str]) -> list[str]:
     for part in (*reversed(_JSON_LIST.findall(reply)), " ".join(_MARKED_NAME.findall(reply))):
         if found := _match_names(part, known):
             return found
-    lines = _BRACKETS.sub("", reply).splitlines()
-    return list(dict.fromkeys(name for line in lines for name in _find_heading_names(line, known)))
-
-
-def _find_heading_names(line: str, known: Collection[str]) -> list[str]:
-    """Return the names at the beginning of a line, without those in the remarks after them."""
-    return next((found for part in _REMARK_SEPARATOR.split(line) if (found := _match_names(part, known))), [])
+    names: list[str] = []
+    for line in _BRACKETS.sub("", reply).splitlines():
+        # The names at the beginning of the line, without those in the remarks after them.
+        names += next((found for part in _REMARK_SEPARATOR.split(line) if (found := _match_names(part, known))), [])
+    return list(dict.fromkeys(names))
 
 
 def _match_names(text: str, known: Collection[str]) -> list[str]:

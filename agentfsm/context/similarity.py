@@ -158,16 +158,13 @@ class EmbeddingScorer(Scorer):
         wanted, *vectors = map(_normalise, found.vectors)
         known = {text: self._vectors[text] for text in texts if text in self._vectors}
         known |= dict(zip(missing, vectors, strict=True))
-        self._keep(known)
-        scores = [math.fsum(map(float.__mul__, wanted, known[text])) for text in texts]
-        return PaidScores(scores=tuple(scores), usage=found.usage)
-
-    def _keep(self, vectors: dict[str, tuple[float, ...]]) -> None:
-        for text, vector in vectors.items():
+        for text, vector in known.items():
             self._vectors[text] = vector
             self._vectors.move_to_end(text)
         while len(self._vectors) > MAX_CACHED_TEXTS:
             self._vectors.popitem(last=False)
+        scores = [math.fsum(map(float.__mul__, wanted, known[text])) for text in texts]
+        return PaidScores(scores=tuple(scores), usage=found.usage)
 
 
 def _normalise(vector: Sequence[float]) -> tuple[float, ...]:

@@ -81,7 +81,9 @@ class Summarise(ContextPolicy):
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with a summary in place of the old ones."""
         tokens = count_tokens(groups)
-        old = self._find_old_groups(groups)
+        newest_at = len(groups) - self.keep
+        # An earlier summary is always among them.
+        old = [g for place, g in enumerate(groups) if g.is_summary or (place < newest_at and not g.is_fixed)]
         is_worth = 0 < budget.target_tokens < tokens * (1 - self.least) and not all(group.is_summary for group in old)
         if not is_worth:
             return groups
@@ -100,11 +102,6 @@ class Summarise(ContextPolicy):
         if self.model is not None:
             await self.model.aclose()
 
-    def _find_old_groups(self, groups: Sequence[MessageGroup]) -> list[MessageGroup]:
-        """Return the groups to summarise; an earlier summary is always among them."""
-        newest = len(groups) - self.keep
-        return [g for place, g in enumerate(groups) if g.is_summary or (place < newest and not g.is_fixed)]
-
     async def _write_record(self, old: Sequence[MessageGroup], budget: CompactionBudget) -> str:
         """Write the record, in several requests if the messages exceed the model's window."""
         most = max(1, int(MAX_SUMMARY_SHARE * count_tokens(old)))
@@ -116,14 +113,11 @@ class Summarise(ContextPolicy):
             so_far = json.dumps(record, ensure_ascii=False) if record else "none yet"
             question = f"The record so far: {so_far}\n\nThe messages since, a line each:\n{portion}"
             written = await budget.ask(self.model, directions, question, most)
-            record = _clip(replace_surrogates(written), most, budget)
+            record = replace_surrogates(written)
+            have = budget.count(SystemMessage(text=record))
+            if have > most:
+                record = f"{record[: len(record) * most // have]} [...]"
         return record
-
-
-def _clip(text: str, tokens: int, budget: CompactionBudget) -> str:
-    """Cut a text to about the given number of tokens."""
-    have = budget.count(SystemMessage(text=text))
-    return text if have <= tokens else f"{text[: len(text) * tokens // have]} [...]"
 
 
 def _split_portions(groups: Sequence[MessageGroup], most_bytes: int) -> Iterator[str]:
@@ -144,13 +138,10 @@ def _format_line(message: Message) -> str:
     line: dict[str, object] = {"note" if is_note else _ROLES[type(message)]: _excerpt(message.text)}
     if isinstance(message, AssistantMessage) and message.calls:
         line["calls"] = [_excerpt(f"{call.name}({call.arguments})") for call in message.calls]
-    if isinstance(message, UserMessage) and (media := _list_media(message)):
-        line["with"] = media
+    if isinstance(message, UserMessage):
+        media = [type(part).__name__ for part in message.parts if not isinstance(part, TextPart)]
+        line |= {"with": media} if media else {}
     return json.dumps(line, ensure_ascii=False)
-
-
-def _list_media(message: UserMessage) -> list[str]:
-    return [type(part).__name__ for part in message.parts if not isinstance(part, TextPart)]
 
 
 def _excerpt(text: str) -> str:

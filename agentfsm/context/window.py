@@ -100,10 +100,7 @@ class TrimResults(ContextPolicy):
             if not group.is_fixed:
                 left[index] = budget.shorten(group, self.chars, self.items)
                 excess -= group.tokens - left[index].tokens
-        return self._trim_unread(_if_shorter(left, groups), budget)
-
-    def _trim_unread(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Shorten unread results until the fixed groups fit."""
+        groups = _if_shorter(left, groups)
         for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
             if count_tokens(group for group in groups if group.is_fixed) <= budget.limit_tokens:
                 break
