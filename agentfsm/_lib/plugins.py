@@ -80,7 +80,10 @@ def create_from_plugin(group: str, name: str, argument: str, ensure: Callable[[A
             callable; or the factory fails or returns something else. It names the entry point and the package. An
             `AgentError` of the factory is passed on unchanged.
     """
-    plugin = _choose_plugin(group, name)
+    plugin, *others = find_plugins(group)[name]
+    if any(each.value != plugin.value for each in others):
+        packages = " and ".join(f"{_package(each)} ({each.value})" for each in (plugin, *others))
+        raise MisuseError(f"{name!r} of {group} is provided by {packages}: uninstall one of them")
     who, product = f"{plugin.name!r} of package {_package(plugin)}", _PRODUCTS[group]
     factory = _load_factory(plugin, who)
     try:
@@ -97,14 +100,6 @@ def create_from_plugin(group: str, name: str, argument: str, ensure: Callable[[A
     except MisuseError as error:
         returned = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
         raise MisuseError(f"{who} returned {returned}, not {product}: {error}") from None
-
-
-def _choose_plugin(group: str, name: str) -> EntryPoint:
-    candidates = find_plugins(group)[name]
-    if len({each.value for each in candidates}) > 1:
-        packages = " and ".join(f"{_package(each)} ({each.value})" for each in candidates)
-        raise MisuseError(f"{name!r} of {group} is provided by {packages}: uninstall one of them")
-    return candidates[0]
 
 
 def _load_factory(plugin: EntryPoint, who: str) -> Callable[[str], object]:

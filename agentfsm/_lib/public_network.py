@@ -193,22 +193,18 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        addresses = await self._resolve_allowed(host, port)
-        for address in addresses[:-1]:
-            try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
-            except httpcore2.ConnectError:
-                continue  # the next address may answer; the error of the last one is raised
-        return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
-
-    async def _resolve_allowed(self, host: str, port: int) -> list[str]:
         try:
             found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
         addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
         self.check_addresses(host, port, addresses)
-        return addresses
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            except httpcore2.ConnectError:
+                continue  # the next address may answer; the error of the last one is raised
+        return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)

@@ -117,7 +117,8 @@ class HTTPGuard:
         """Serve one request."""
         if scope["type"] != "http" or (scope["method"] == "GET" and scope["path"] in self.open_paths):
             return await self.app(scope, receive, send)
-        if not self._has_allowed_host(_header_values(scope, b"host")):
+        hosts = _header_values(scope, b"host")
+        if len(hosts) != 1 or not self._is_allowed(hosts[0].decode("latin-1")):
             return await _send_refusal(
                 send, 421, "Misdirected Request: `Host` must be a host name that this server allows"
             )
@@ -125,14 +126,13 @@ class HTTPGuard:
             return await _send_refusal(send, 403, "Forbidden: pages of this `Origin` may not call this server")
         sent = _header_values(scope, b"authorization")
         if self.token is not None and not _is_token_valid(sent, self.token):
-            return await _send_challenge(send, is_invalid=bool(sent))
+            challenge = b'Bearer realm="mcp"' + (b', error="invalid_token"' if sent else b"")
+            text = "Unauthorized: this server needs its bearer token, as `Authorization: Bearer TOKEN`"
+            return await _send_refusal(send, 401, text, (b"www-authenticate", challenge))
         if self.token is not None:
             headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
             scope = {**scope, "headers": headers}
         return await self.app(scope, receive, send)
-
-    def _has_allowed_host(self, values: list[bytes]) -> bool:
-        return len(values) == 1 and self._is_allowed(values[0].decode("latin-1"))
 
     def _has_allowed_origin(self, values: list[bytes]) -> bool:
         """Return whether there is no origin, or an allowed one. `null`, the origin of a sandboxed page, is refused."""
@@ -158,12 +158,6 @@ def _is_token_valid(sent: list[bytes], token: str) -> bool:
         return False
     scheme, _, value = sent[0].partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), token.encode())
-
-
-async def _send_challenge(send: Send, *, is_invalid: bool) -> None:
-    challenge = b'Bearer realm="mcp"' + (b', error="invalid_token"' if is_invalid else b"")
-    text = "Unauthorized: this server needs its bearer token, as `Authorization: Bearer TOKEN`"
-    await _send_refusal(send, 401, text, (b"www-authenticate", challenge))
 
 
 async def _send_refusal(send: Send, status: int, text: str, *more: tuple[bytes, bytes]) -> None:
