@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
@@ -104,7 +104,8 @@ class ToolSelector(Protocol):
             Names of these tools, best first: about 5, since all of them are offered. Empty if none matches.
         """
         words = set(_WORD.findall(query.casefold()))
-        hits = {tool.name: _count_hits(words, f"{tool.name} {tool.description}") for tool in tools}
+        texts = {tool.name: f"{tool.name} {tool.description}".casefold() for tool in tools}
+        hits = {name: len(words.intersection(_WORD.findall(text))) for name, text in texts.items()}
         most = max(hits.values(), default=0)
         return [name for name, count in hits.items() if most and count == most][:MAX_FOUND_TOOLS]
 
@@ -114,10 +115,6 @@ MAX_FOUND_TOOLS: Final = 5
 
 
 _WORD: Final = re.compile(r"[^\W_]+")
-
-
-def _count_hits(words: Collection[str], text: str) -> int:
-    return len(set(_WORD.findall(text.casefold())).intersection(words))
 
 
 JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
