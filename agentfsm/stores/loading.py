@@ -59,10 +59,13 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     try:
         return create_from_plugin(STORES, scheme, text, ensure_store)
     except AgentError as error:
-        if not (passwords := _find_passwords(text)):
+        written = {found[2] for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for found in pattern.finditer(text)}
+        if not (passwords := (written | {unquote(word) for word in written}) - {""}):
             raise
-        # The original errors may also quote the password.
-        raise MisuseError(_mask_words(mask_password(str(error)), passwords)) from None
+        shown = mask_password(str(error))
+        for word in sorted(passwords, key=len, reverse=True):  # whole words only, because many passwords are "postgres"
+            shown = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", shown)
+        raise MisuseError(shown) from None  # the original errors may also quote the password
 
 
 def open_postgres(url: str) -> Store:
@@ -117,18 +120,6 @@ def _import_store_class(name: str) -> Any:
 def mask_password(text: str) -> str:
     """Mask the password of a URL, or of the URLs in a text."""
     return _QUERY_PASSWORD.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
-
-
-def _find_passwords(url: str) -> list[str]:
-    """Return the passwords in a URL, both escaped and unescaped, longest first."""
-    written = {found[2] for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for found in pattern.finditer(url)}
-    return sorted((written | {unquote(word) for word in written}) - {""}, key=len, reverse=True)
-
-
-def _mask_words(text: str, words: list[str]) -> str:
-    for word in words:  # whole words only, because many passwords are "postgres"
-        text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)
-    return text
 
 
 def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:

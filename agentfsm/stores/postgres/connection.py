@@ -313,7 +313,9 @@ class PostgresConnection(PushNotificationMixin):
         if self._db is None:
             self._open()
         self._prefix_sql, self._prefix_values = (
-            self._begin_write_sql(durability) if write else self._begin_read_sql(),
+            self._begin_write_sql(durability)
+            if write
+            else f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {self._limits_sql()}",
             (),
         )
         try:
@@ -358,7 +360,9 @@ class PostgresConnection(PushNotificationMixin):
         """Return the AgentError that reports an error of the server or of Python to callers."""
         code = _sqlstate(error)
         if code or isinstance(error, psycopg.OperationalError):
-            kind = _error_class(code)
+            kind: type[AgentError] = CorruptError if code.startswith(_CORRUPT) else StoreError
+            if code.startswith(_MISUSE):
+                kind = MisuseError
             why = _ADVICE.get(code) or _ADVICE.get(code[:2], "see its message; the write was not acknowledged")
             if _STATEMENT_POOLING in str(error):
                 why = "a transaction has to keep its connection: set pool_mode = transaction in PgBouncer"
@@ -392,9 +396,6 @@ class PostgresConnection(PushNotificationMixin):
                         ELSE ('tables of version ' || max(version))::bigint END FROM layout))
             ON CONFLICT (name) DO UPDATE SET until = excluded.until, mark = excluded.mark;
         """  # noqa: S608  of our own names and numbers
-
-    def _begin_read_sql(self) -> str:
-        return f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {self._limits_sql()}"
 
     def _limits_sql(self) -> str:
         """Build the settings of a transaction. JIT is off: compiling takes seconds, the statements milliseconds."""
@@ -630,9 +631,3 @@ def iter_notifications(address: PostgresAddress, channel: str) -> Iterator[str]:
 def _sqlstate(error: BaseException) -> str:
     """Return the SQLSTATE, or "" if the error has none."""
     return getattr(error, "sqlstate", None) or ""
-
-
-def _error_class(code: str) -> type[AgentError]:
-    if code.startswith(_MISUSE):
-        return MisuseError
-    return CorruptError if code.startswith(_CORRUPT) else StoreError

@@ -379,7 +379,10 @@ class RedisServer(PushNotificationMixin):
         if isinstance(error, ReplyPendingError):
             return True
         code = _error_code(error)
-        waited_s = self._measure_wait_s()
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        waited_s = now - self._away_since
         if code in _TRANSIENT and (self.guarantee or code == "LOADING") and waited_s < self.patience_s:
             _log.info(
                 "%s: waiting up to %g s for it, %.3f s so far: %s", self.address, self.patience_s, waited_s, error
@@ -408,12 +411,6 @@ class RedisServer(PushNotificationMixin):
         problem = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
         return kind(f"{self.address}: {problem} {str(error)!r}; {why}")
 
-    def _measure_wait_s(self) -> float:
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        return now - self._away_since
-
     def disconnect(self) -> None:
         """Close the connection; the next request opens another."""
         connection, self._connection = self._connection, None
@@ -437,7 +434,9 @@ class RedisServer(PushNotificationMixin):
 
     def _inspect_server(self, connection: RedisConnection) -> DurabilityGuarantee:
         """Load the script, and check that the server is suitable."""
-        info = _parse_info(_send_command(connection, "INFO"))
+        text: bytes = _send_command(connection, "INFO")
+        lines = [line.partition(":") for line in text.decode(errors="replace").splitlines()]
+        info = {name: value for name, colon, value in lines if colon}
         if info.get("loading", "0") != "0":  # while it loads its log, it reports that it has none
             raise BusyLoadingError("it is still reading its data")
         shown = _settings(connection)
@@ -446,7 +445,13 @@ class RedisServer(PushNotificationMixin):
             raise ReadOnlyError("You can't write against a read only replica.")
         self._check_kind(info)
         self._check_schema(_send_command(connection, "GET", self.script_args[0] + b"schema"))
-        self._check_eviction(shown.get("maxmemory") or info.get("maxmemory"), shown, info)
+        limit = shown.get("maxmemory") or info.get("maxmemory")
+        policy = shown.get("maxmemory-policy") or info.get("maxmemory_policy", "noeviction")
+        if limit not in (None, "0") and policy != "noeviction":
+            raise StoreError(
+                f"{self.address} evicts keys, and so journals, when its memory is full (maxmemory {limit}, "
+                f"maxmemory-policy {policy}): set maxmemory-policy noeviction there, or give another server",
+            )
         self._max_arg_bytes = int(shown.get("proto-max-bulk-len", MAX_ARG_BYTES))
         return self._check_guarantee(_assess_guarantee(info, shown))
 
@@ -468,14 +473,6 @@ class RedisServer(PushNotificationMixin):
         version = info.get("redis_version", "")
         if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < OLDEST_REDIS:
             raise StoreError(f"{self.address} is Redis {version}: agentfsm needs {OLDEST_REDIS} or later, or Valkey")
-
-    def _check_eviction(self, limit: str | None, shown: Mapping[str, str], info: Mapping[str, str]) -> None:
-        policy = shown.get("maxmemory-policy") or info.get("maxmemory_policy", "noeviction")
-        if limit not in (None, "0") and policy != "noeviction":
-            raise StoreError(
-                f"{self.address} evicts keys, and so journals, when its memory is full (maxmemory {limit}, "
-                f"maxmemory-policy {policy}): set maxmemory-policy noeviction there, or give another server",
-            )
 
     def _check_schema(self, schema: bytes | int | None) -> None:
         check_major_version(
@@ -597,11 +594,6 @@ def _read_reply(connection: RedisConnection) -> Any:
 def _send_command(connection: RedisConnection, *command: str | bytes) -> Any:
     connection.send_command(*command)
     return connection.read_response()
-
-
-def _parse_info(text: bytes) -> dict[str, str]:
-    lines = [line.partition(":") for line in text.decode(errors="replace").splitlines()]
-    return {name: value for name, colon, value in lines if colon}
 
 
 def _settings(connection: RedisConnection) -> dict[str, str]:

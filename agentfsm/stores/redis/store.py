@@ -159,14 +159,11 @@ class _RedisBackend(RedisServer):
             if outcome == b"alone":
                 raise missing_predecessor_error(header)
             if outcome == b"exists":
-                return self._read_stored_header(header, rest[0]), self.acquire_lease(header.id, lease_request)
+                stored = read_header(header.id, rest[0])
+                check_same_prompt(stored, header)
+                return stored, self.acquire_lease(header.id, lease_request)
             last, before, state = rest  # `last` is empty if that run was deleted meanwhile
             header = continue_session(request.header, (before.decode(), state.decode()) if last else None)
-
-    def _read_stored_header(self, header: Header, record: bytes | None) -> Header:
-        stored = read_header(header.id, record)
-        check_same_prompt(stored, header)
-        return stored
 
     def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
         """Take the lease of an existing run."""
@@ -297,14 +294,10 @@ class _RedisBackend(RedisServer):
             *_with_count(request.bodies),
         )
         try:
-            reply = self.call("append", lease.run_id, *numbers, *lists)
+            outcome, *rest = self.call("append", lease.run_id, *numbers, *lists)
         except (StoreError, MisuseError) as error:
             self.after_commit(partial(self.leases.mark_failed, lease, error))
             raise
-        return self._parse_append_reply(request, *reply)
-
-    def _parse_append_reply(self, request: AppendRequest, outcome: bytes, *rest: Any) -> bool:
-        lease = request.lease
         if outcome == b"lost":
             self.after_commit(partial(self.leases.mark_lost, lease))
             raise lease_lost_error(lease)
@@ -314,7 +307,7 @@ class _RedisBackend(RedisServer):
             raise ConflictError(
                 f"run {lease.run_id!r} is at version {version}, not {request.expected_version}; load it again"
             )
-        return outcome == b"written"
+        return bool(outcome == b"written")
 
     def _notify_inbox(self, lease: Lease, inbox_head: int, cancelled: int) -> None:
         if inbox_head > lease.inbox_head:
@@ -551,14 +544,11 @@ class _RedisBackend(RedisServer):
         self.call_all([_build_release_args(*each) for each in dropped])
         for run_id, _ in dropped:
             self.leases.remove(run_id)
-        self._disown(owners, [list(zip(held[::2], held[1::2], strict=True)) for held in stored])
-
-    def _disown(self, owners: Sequence[LeaseOwner], leases: Sequence[Sequence[tuple[bytes, bytes]]]) -> None:
-        """Release leases on the server that are missing here, because the reply that granted them was lost."""
+        # Leases on the server that are missing here are released: the reply that granted them was lost.
         stray = [
             ("disown", owner.name, entry, token)
-            for owner, held in zip(owners, leases, strict=True)
-            for entry, token in held
+            for owner, held in zip(owners, stored, strict=True)
+            for entry, token in zip(held[::2], held[1::2], strict=True)
             if not self.leases.has_lease(entry[INDEX_DIGITS:].decode(), int(token))
         ]
         if stray:

@@ -394,7 +394,9 @@ class DatabaseFile:
         try:
             self._connect(self.path, self._prepare)
         except Exception as error:
-            if _result_code(error) not in _READ_ONLY or self._is_writable():
+            # Without the right to create a log in its folder, the file cannot be written either.
+            is_writable = _may_write(self._location) and _may_write(self._location.parent)
+            if _result_code(error) not in _READ_ONLY or is_writable:
                 raise
             self._open_snapshot(error)
 
@@ -418,10 +420,6 @@ class DatabaseFile:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_MODE))
 
     # Read a file that cannot be written.
-
-    def _is_writable(self) -> bool:
-        """Return whether this process may write the file and create a log in its folder."""
-        return _may_write(self._location) and _may_write(self._location.parent)
 
     def _open_snapshot(self, cause: Exception) -> None:
         """Open the file without a log and without locks, which is correct as long as no other process writes it.

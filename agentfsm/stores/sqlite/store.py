@@ -775,8 +775,10 @@ class _SQLiteBackend(DatabaseFile):
             raise ConflictError(
                 f"run {lease.run_id!r} is at version {row.version}, not {request.expected_version}; load it again"
             )
-        if request.final and self._has_more_due(row.number, request.taken):
-            return False
+        if request.final:  # if other rows of the inbox are due, one row more than were consumed shows it
+            due = self.execute(_SELECT_DUE_POSTS, (row.number, self.now(), len(request.taken) + 1)).fetchall()
+            if not {number for (number,) in due} <= set(request.taken):
+                return False
         for number in request.taken:
             self.execute(_MARK_TAKEN, (row.number, number))
         self._write_events(row.number, request.expected_version + 1, request.bodies)
@@ -850,11 +852,6 @@ class _SQLiteBackend(DatabaseFile):
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
         """Return the rows that are not consumed yet, oldest first."""
         return self.execute(_SELECT_INBOX, (self._get_row(run_id).number,)).fetchall()
-
-    def _has_more_due(self, run: int, taken: Sequence[int]) -> bool:
-        """Return whether other rows of the inbox are due; reading one row more than were consumed suffices."""
-        rows = self.execute(_SELECT_DUE_POSTS, (run, self.now(), len(taken) + 1)).fetchall()
-        return not {number for (number,) in rows} <= set(taken)
 
     def _is_cancelled(self, run: int) -> bool:
         return bool(self.execute(_IS_CANCELLED, (run,)).fetchone()[0])
@@ -1025,12 +1022,12 @@ class _SQLiteBackend(DatabaseFile):
             return []
         self.execute(_HOLD_FOLLOWER, (holder, now + lease_s, name))
         rows = self.execute(_SELECT_CHANGED, (max(position, after), limit)).fetchall()
-        return [self._find_unread(name, *row) for row in rows]
-
-    def _find_unread(self, follower: str, run: int, run_id: str, change: int) -> UnreadRun:
-        self.execute(_INSERT_READ, (run, follower))
-        key, version = self.execute(_SELECT_READ, (run, follower)).fetchone()
-        return UnreadRun(key=str(key), run_id=run_id, change=change, after=version)
+        unread: list[UnreadRun] = []
+        for run, run_id, change in rows:
+            self.execute(_INSERT_READ, (run, name))
+            key, version = self.execute(_SELECT_READ, (run, name)).fetchone()
+            unread.append(UnreadRun(key=str(key), run_id=run_id, change=change, after=version))
+        return unread
 
     def confirm_read(
         self, name: str, holder: str, position: int, versions: Mapping[str, int], *, release: bool

@@ -339,7 +339,14 @@ class GroupCommitWriter(Generic[D]):
     def _run(self) -> None:
         try:
             while not self._stop_if_idle():
-                self._run_once()
+                group = self._next_group()
+                if not self.backend.leases:
+                    self._renewed_at = time.monotonic()
+                if group:
+                    self._serve(group)
+                    self._in_progress = []
+                    self._worked_at = time.monotonic()
+                self._run_upkeep()
         except BaseException as error:  # noqa: BLE001  no caller may wait for a dead thread
             self._die(error)
 
@@ -360,17 +367,6 @@ class GroupCommitWriter(Generic[D]):
             finish_jobs([*self._in_progress, *([self._close_job] if self._closing else [])])
             self._in_progress = []
         self._run_quietly(self.backend.close)
-
-    def _run_once(self) -> None:
-        """Execute the queued jobs, or the upkeep that is due."""
-        group = self._next_group()
-        if not self.backend.leases:
-            self._renewed_at = time.monotonic()
-        if group:
-            self._serve(group)
-            self._in_progress = []
-            self._worked_at = time.monotonic()
-        self._run_upkeep()
 
     def _next_group(self) -> list[StoreJob[Any, D]]:
         """Wait for queued jobs until some upkeep is due. Return them, oldest first."""
