@@ -140,7 +140,8 @@ def _format_line(message: Message) -> str:
         line["calls"] = [_excerpt(f"{call.name}({call.arguments})") for call in message.calls]
     if isinstance(message, UserMessage):
         media = [type(part).__name__ for part in message.parts if not isinstance(part, TextPart)]
-        line |= {"with": media} if media else {}
+        if media:
+            line["with"] = media
     return json.dumps(line, ensure_ascii=False)
 
 

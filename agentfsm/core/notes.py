@@ -68,8 +68,11 @@ def describe_hidden_work(
     calls = {call.id for message in shown if isinstance(message, AssistantMessage) for call in message.calls}
     lines: list[str] = []
     # The note of a step is shown with the results of its plan, any other one with its call.
-    places = [(note.call_id in calls, find_step_number(note.call_id) is not None) for note in notes.values()]
-    if any(is_plan_hidden if is_step else not is_shown for is_shown, is_step in places):
+    hidden = [
+        note.call_id not in calls if find_step_number(note.call_id) is None else is_plan_hidden
+        for note in notes.values()
+    ]
+    if any(hidden):
         lines += ["Your notes:", *[f"- {_shorten(key)}: {_shorten(note.text)}" for key, note in notes.items()]]
     if plan is not None and is_plan_hidden:
         lines.append("The steps of your plan:")

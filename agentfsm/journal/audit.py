@@ -202,8 +202,8 @@ class _AuditBuilder:
             case e.ToolCutOff():
                 record = self.records[event.call_id]
                 attempts = record.attempts - event.undone
-                since = _earliest_start(record.started_at, event.started_at) if attempts else None
-                self._update(event.call_id, started_at=since, attempts=attempts)
+                started_at = _earliest_start(record.started_at, event.started_at) if attempts else None
+                self._update(event.call_id, started_at=started_at, attempts=attempts)
             case e.ToolPaused():
                 asked = [item for item in event.pending if item.kind is PendingKind.QUESTION and item.run_id == run.id]
                 if any(not item.questions for item in asked):  # the answer is the result, and not one for the tool
