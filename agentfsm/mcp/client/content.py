@@ -82,9 +82,15 @@ def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
         case m.AudioContent():
             yield _convert_data(block.data, _normalize_media_type(block.mime_type, "audio"))
         case m.EmbeddedResource():
-            yield from _iter_embedded(block.resource)
-        case m.ResourceLink():
-            yield _describe_link(block)
+            kind = f", {_shorten_line(block.resource.mime_type)}" if block.resource.mime_type else ""
+            yield f"[resource {_shorten_line(block.resource.uri)}{kind}]"
+            yield _resource_content(block.resource)
+        case m.ResourceLink():  # its contents are not read
+            fields = [block.uri, block.name, block.title, block.description, block.mime_type]
+            words = [_shorten_line(word) for word in fields if word and word.strip()]
+            if block.size is not None and 0 <= block.size < _MAX_BYTES:
+                words.append(f"{block.size:,} bytes")
+            yield f"[link to a resource: {', '.join(words)}]"
         case _:  # a type of a later revision
             yield describe_unknown_block(str(block.type))
 
@@ -108,7 +114,10 @@ def _convert_data(data: str, kind: str, name: str = "") -> str | Part:
     data = "".join(data.split())  # some encoders break lines
     url = f"data:{kind};base64,{data}"
     if _TEXT_TYPES.fullmatch(kind):
-        return _decode_text(data, kind)
+        try:
+            return a2b_base64(data, strict_mode=True).decode()
+        except ValueError:
+            return format_omitted_part("file", _describe_data(data, kind), "its data is not UTF-8 in base64")
     if kind.startswith("image/"):
         return ImagePart(url=url)
     if kind.startswith("audio/"):
@@ -118,24 +127,11 @@ def _convert_data(data: str, kind: str, name: str = "") -> str | Part:
     return format_omitted_part("file", _describe_data(data, kind), "models accept only text, images, audio and PDF")
 
 
-def _decode_text(data: str, kind: str) -> str:
-    try:
-        return a2b_base64(data, strict_mode=True).decode()
-    except ValueError:
-        return format_omitted_part("file", _describe_data(data, kind), "its data is not UTF-8 in base64")
-
-
 def _describe_data(data: str, kind: str) -> str:
     return f"{kind}, {count_base64_bytes(data):,} bytes"
 
 
 # Resources
-
-
-def _iter_embedded(resource: m.TextResourceContents | m.BlobResourceContents) -> Iterator[str | Part]:
-    kind = f", {_shorten_line(resource.mime_type)}" if resource.mime_type else ""
-    yield f"[resource {_shorten_line(resource.uri)}{kind}]"
-    yield _resource_content(resource)
 
 
 def _resource_content(resource: m.TextResourceContents | m.BlobResourceContents) -> str | Part:
@@ -144,15 +140,6 @@ def _resource_content(resource: m.TextResourceContents | m.BlobResourceContents)
     return _convert_data(
         resource.blob, _normalize_media_type(resource.mime_type), _shorten_line(resource.uri.rpartition("/")[2])
     )
-
-
-def _describe_link(link: m.ResourceLink) -> str:
-    """Return a line that describes a linked resource; its contents are not read."""
-    fields = [link.uri, link.name, link.title, link.description, link.mime_type]
-    words = [_shorten_line(word) for word in fields if word and word.strip()]
-    if link.size is not None and 0 <= link.size < _MAX_BYTES:
-        words.append(f"{link.size:,} bytes")
-    return f"[link to a resource: {', '.join(words)}]"
 
 
 # A declared size of this many bytes or more is not believed.
@@ -179,17 +166,12 @@ def _is_repeated_in_texts(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
     values = [value]
     if isinstance(value, dict) and len(value) == 1:
         values += value.values()
-    return any(_matches_one_text(each, texts) or _matches_text_list(each, texts) for each in values)
-
-
-def _matches_one_text(value: Any, texts: Sequence[str]) -> bool:
-    return any(_matches_text(value, text) for text in texts)
-
-
-def _matches_text_list(value: Any, texts: Sequence[str]) -> bool:
-    if not isinstance(value, list) or len(value) != len(texts):
-        return False
-    return all(_matches_text(item, text) for item, text in zip(value, texts, strict=True))
+    for each in values:
+        if any(_matches_text(each, text) for text in texts):
+            return True
+        if isinstance(each, list) and len(each) == len(texts) and all(map(_matches_text, each, texts)):
+            return True
+    return False
 
 
 def _matches_text(value: Any, text: str) -> bool:
@@ -229,9 +211,8 @@ class OutputCheck(Value):
             return f"the server declared an output schema for {self.tool}, but returned no structured content"
         if reason := self.work.check_value(json.dumps(value), value):
             return f"the result of {self.tool} cannot be checked: {reason}"
-        return None if self.is_valid(value) else self._describe_mismatch(value)
-
-    def _describe_mismatch(self, value: Any) -> str:
+        if self.is_valid(value):
+            return None
         known = {"properties": self.schema.get("properties", {})}
         text = format_problems(f"the result of {self.tool} does", find_problems(self.schema, value), value, known)
         return text.rpartition("\n")[0]  # its last line is about arguments

@@ -133,8 +133,14 @@ class FoundServers:
             MCPServerError: when the approvals cannot be read.
         """
         if not self._is_restored:
+            prefix = f"{self.name}#"
             for key, pin in self.pins.read().items():
-                self._restore(key, pin)
+                if not key.startswith(prefix) or pin.start is None or key in self._servers:
+                    continue
+                try:
+                    self._add_server(self._parse_entry(json.loads(pin.start.text), key.removeprefix(prefix)))
+                except (MCPServerError, ValueError) as error:
+                    _log.warning("an approved MCP server cannot be used: %s", error)
             self._is_restored = True
         for server in self._servers.values():
             if server.is_stale:
@@ -145,14 +151,6 @@ class FoundServers:
         """Close the connections; the servers stay approved."""
         for server in self._servers.values():
             await server.aclose()
-
-    def _restore(self, key: str, pin: Pin) -> None:
-        if not key.startswith(f"{self.name}#") or pin.start is None or key in self._servers:
-            return
-        try:
-            self._add_server(self._parse_entry(json.loads(pin.start.text), key.removeprefix(f"{self.name}#")))
-        except (MCPServerError, ValueError) as error:
-            _log.warning("an approved MCP server cannot be used: %s", error)
 
     async def _find_servers(self, query: str) -> list[dict[str, str]]:
         """Search for MCP servers, which provide further tools. Connect to a server by its id, with connect_server.
@@ -167,7 +165,10 @@ class FoundServers:
             except MCPServerError as error:
                 _log.warning("a server from the directory cannot be used: %s", error)
                 continue
-            self._remember(candidate)
+            self._candidates.pop(candidate.id, None)
+            self._candidates[candidate.id] = candidate
+            if len(self._candidates) > _MAX_REMEMBERED:
+                del self._candidates[next(iter(self._candidates))]
             about = candidate.description[:_DESCRIPTION_CHARS]
             shown.append({"id": candidate.id, "description": about, "start": format_start(entry.transport).strip()})
         return shown
@@ -178,7 +179,10 @@ class FoundServers:
         Args:
             id: Id of a server that find_servers has found.
         """
-        candidate = self._candidates.get(id) or await self._look_up(id)
+        candidate = self._candidates.get(id)
+        if candidate is None:  # this process has not cached it
+            found = await self.directory.find(id.rpartition("@")[0])
+            candidate = next((each for each in found[:MAX_CANDIDATES] if each.id == id), None)
         if candidate is None:
             raise ModelRetry("no server has this id now: use an id from find_servers")
         entry = self._parse_candidate(candidate)
@@ -198,17 +202,6 @@ class FoundServers:
             return f"Connect to the MCP server {arguments.id!r}. No details are available here: check it, or reject."
         entry = self._parse_candidate(candidate)
         return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{format_start(entry.transport)}"
-
-    async def _look_up(self, wanted: str) -> Candidate | None:
-        """Search for a candidate that this process has not cached."""
-        found = await self.directory.find(wanted.rpartition("@")[0])
-        return next((each for each in found[:MAX_CANDIDATES] if each.id == wanted), None)
-
-    def _remember(self, candidate: Candidate) -> None:
-        self._candidates.pop(candidate.id, None)
-        self._candidates[candidate.id] = candidate
-        if len(self._candidates) > _MAX_REMEMBERED:
-            del self._candidates[next(iter(self._candidates))]
 
     def _parse_candidate(self, candidate: Candidate) -> ServerEntry:
         for text in iter_texts([candidate.name, candidate.description, candidate.entry]):

@@ -85,7 +85,8 @@ class ElicitationState:
         for key, known in self.asked:
             if known == mark and key in self.answers and key not in self.used_keys:
                 self.used_keys.add(key)
-                return _to_elicit_result(asked, self.answers[key])
+                reply = _to_response(self.answers[key])
+                return m.ElicitResult(action=reply.action) if isinstance(asked, m.ElicitRequestURLParams) else reply
         return None
 
     def take_answers(self, requests: Mapping[str, ElicitParams]) -> dict[str, m.ElicitResult] | None:
@@ -142,11 +143,6 @@ def _fingerprint(asked: ElicitParams) -> str:
     """Return a hash that identifies a question. The URL is left out, since it may differ each time."""
     schema = asked.requested_schema if isinstance(asked, m.ElicitRequestFormParams) else None
     return short_hash(json.dumps([asked.mode, asked.message, schema], sort_keys=True), FINGERPRINT_DIGITS)
-
-
-def _to_elicit_result(asked: ElicitParams, answer: Any) -> m.ElicitResult:
-    reply = _to_response(answer)
-    return m.ElicitResult(action=reply.action) if isinstance(asked, m.ElicitRequestURLParams) else reply
 
 
 def _to_response(answer: Any) -> m.ElicitResult:
@@ -354,7 +350,9 @@ class ElicitationRouter:
         finally:
             self._calls.remove(own)
             own.ended.set()
-            self._notify_change()
+            if self._change_event is not None:
+                self._change_event.set()
+                self._change_event = None
         return error_result("the call was cancelled") if own.outcome is None else own.outcome
 
     async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not identify the call
@@ -404,8 +402,3 @@ class ElicitationRouter:
         if self._change_event is None:
             self._change_event = anyio.Event()
         await self._change_event.wait()
-
-    def _notify_change(self) -> None:
-        if self._change_event is not None:
-            self._change_event.set()
-            self._change_event = None

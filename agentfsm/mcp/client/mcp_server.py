@@ -74,10 +74,6 @@ def _build_server_options(options: ServerOptions) -> dict[str, Any]:
     return {**given, "tool_policy": policy}
 
 
-def _log_refused(refused: RefusedEntry) -> None:
-    _log.warning("the MCP server %r is left out: %s", refused.name, refused.why)
-
-
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MCPServer:
     """An MCP server whose tools an agent may use. It connects on first use and closes with the agent.
@@ -305,7 +301,10 @@ class MCPServer:
         kept = pins or PinFile()
         loaded = load_entries(place, ask=ask, project=None if project is None else Path(project))
         for refused in loaded.refused:
-            (on_refused or _log_refused)(refused)
+            if on_refused is not None:
+                on_refused(refused)
+            else:
+                _log.warning("the MCP server %r is left out: %s", refused.name, refused.why)
         return tuple(
             cls(
                 name=entry.name,
@@ -342,7 +341,9 @@ class MCPServer:
             self.needs_refresh = self.required or self.version > 0
             if self.required and not self.version:
                 raise
-            self._record_failure(error)
+            if self.last_error is None:
+                _log.warning("the tools of the MCP server %r could not be listed: %s", self.name, error)
+            self.last_error = error
         except BaseException:
             self.needs_refresh = True
             raise
@@ -359,11 +360,6 @@ class MCPServer:
         """Return the connection, after checking that the start of the server is approved."""
         await self.consent_gate.check_start(self.transport, self.start)
         return self.connection
-
-    def _record_failure(self, error: MCPServerError) -> None:
-        if self.last_error is None:
-            _log.warning("the tools of the MCP server %r could not be listed: %s", self.name, error)
-        self.last_error = error
 
     async def approve(self) -> AdmissionResult:
         """Ask a person to approve every part of the server that is not approved yet; then close the connection.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -123,24 +123,19 @@ def _build_function(
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
             raise result
-        if handling.refused:
-            _log.warning(_REFUSED_LOG, server.name, listed.name, "; ".join(handling.refused))
-        return _add_refusals(_convert_result(result, check), server.name, handling.refused)
+        converted = _convert_result(result, check)
+        if not handling.refused:
+            return converted
+        _log.warning(_REFUSED_LOG, server.name, listed.name, "; ".join(handling.refused))
+        asked = "; ".join(handling.refused[:MAX_REFUSALS_SHOWN])
+        text = _REFUSED_TEXT.format(server=server.name, asked=asked)
+        return attrs.evolve(converted, content=f"{converted.content}\n\n{replace_surrogates(text)}")
 
     return call
 
 
 async def _ask_person(ctx: RunContext[Any], attendance: Attendance, asked: InputRequired) -> Mapping[str, Any] | None:
     return await attendance.ask(AttendedQuestions(questions=asked.questions, state=asked.state, attempt=ctx.attempt))
-
-
-def _add_refusals(result: ToolReturn, server: str, refused: Sequence[str]) -> ToolReturn:
-    """Return the result with a note for the model about the questions that were refused."""
-    if not refused:
-        return result
-    asked = "; ".join(refused[:MAX_REFUSALS_SHOWN])
-    text = _REFUSED_TEXT.format(server=server, asked=asked)
-    return attrs.evolve(result, content=f"{result.content}\n\n{replace_surrogates(text)}")
 
 
 def _tool_changed_result(server: ToolServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:

@@ -313,7 +313,8 @@ def _classify(error: MCPError, wire_status: WireStatus, end_reason: str | None) 
         )
         failed.login = wire_status.error if isinstance(wire_status.error, LoginRequiredError) else None
         return failed
-    said = shorten(_drop_validation_detail(error.message) if error.code == PARSE_ERROR else error.message)
+    # The text of a parse error goes on with the details of pydantic.
+    said = shorten(error.message.partition(":")[0] if error.code == PARSE_ERROR else error.message)
     if wire_status.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
         return RequestError(error, RequestFault.SESSION, said)
     if wire_status.status == BAD_REQUEST and (fault := _classify_bad_request(error, wire_status)) is not None:
@@ -345,11 +346,6 @@ def _classify_bad_request(error: MCPError, wire_status: WireStatus) -> RequestFa
     if wire_status.has_session and (has_placeholder or "session" in error.message.lower()):
         return RequestFault.SESSION
     return RequestFault.REQUEST
-
-
-def _drop_validation_detail(message: str) -> str:
-    """Return a parse error's text without the details of pydantic."""
-    return message.partition(":")[0]
 
 
 def build_status_error(status: int) -> MCPError:

@@ -184,7 +184,10 @@ class ServerConnection:
         here.active_requests += 1
         request_errors.WIRE_STATUS.set(seen := WireStatus())
         try:
-            connection = await self._ensure_open(here)
+            async with here.open_lock:
+                if here.connection is not None and here.connection.is_over:
+                    await here.connection.ended.wait()
+                connection = here.connection or await here.thread.task_group.start(self._hold_open, here)
             return await self._run_operation(connection, operation, seen)
         finally:
             here.active_requests -= 1
@@ -199,29 +202,15 @@ class ServerConnection:
         try:
             return await operation(cast("Client", connection.client))
         except MCPError as error:
-            end = await self._describe_end(connection)
-            if end is not None and wire_status.error is None:
-                wire_status.error = self.transport.error
+            end = None
+            if connection.is_over:
+                await connection.ended.wait()  # a process that does not end is killed after a few seconds
+                end = request_errors.shorten(self.transport.exit_report) or "the connection was closed"
+                wire_status.error = wire_status.error or self.transport.error
             failed = request_errors.classify_error(error, wire_status, end)
             if failed.fault is RequestFault.SESSION or wire_status.is_session_lost:
                 connection.end()
             raise failed from error
-
-    async def _describe_end(self, connection: _OpenConnection) -> str | None:
-        """Return how a connection has ended; None if it is open."""
-        if not connection.is_over:
-            return None
-        await connection.ended.wait()  # a process that does not end is killed after a few seconds
-        return request_errors.shorten(self.transport.exit_report) or "the connection was closed"
-
-    async def _ensure_open(self, here: _ThreadState) -> _OpenConnection:
-        async with here.open_lock:
-            if here.connection is not None and here.connection.is_over:
-                await here.connection.ended.wait()
-            if here.connection is None:
-                opened: _OpenConnection = await here.thread.task_group.start(self._hold_open, here)
-                return opened
-            return here.connection
 
     async def _close(self) -> None:
         here = self._get_thread_state()
@@ -287,7 +276,9 @@ class ServerConnection:
         """Build the error of a failed start: the reason, the report of the process, and advice."""
         if isinstance(wire_status.error, LoginRequiredError):
             return LoginRequiredError(wire_status.error.reason, wire_status.error.advice, server=self.name)
-        reason, is_passing = self._explain_start_failure(_unwrap_group(error), wire_status, is_lost=is_lost)
+        while isinstance(error, ExceptionGroup):  # of task groups
+            error = error.exceptions[0]
+        reason, is_passing = self._explain_start_failure(error, wire_status, is_lost=is_lost)
         why = f"the MCP server {self.name!r} cannot be used: {reason}"
         report = f"; {text}" if (text := self.transport.exit_report) else ""
         return MCPServerError(f"{why}{report}. Next, {self.transport.advice}", why=why, is_passing=is_passing)
@@ -315,13 +306,6 @@ class ServerConnection:
                 return request_errors.describe_error(wire_status.error or error), not isinstance(
                     error, OSError | ValueError
                 )
-
-
-def _unwrap_group(error: Exception | None) -> Exception | None:
-    """Return the first error inside of nested exception groups, in which task groups wrap an error."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager

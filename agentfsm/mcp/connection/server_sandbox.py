@@ -72,12 +72,10 @@ class ServerSandbox(Value):
         folder = ["--chdir", str(Path(cwd).absolute())] if cwd else ["--chdir", _HOME]
         home = [] if "HOME" in env else ["--setenv", "HOME", _HOME]
         network = ["--share-net"] if self.network else []
+        paths = [Path(path) for path in _NETWORK_PATHS] if self.network else []
+        mounts = [Mount("read", str(path.resolve()), str(path)) for path in paths if path.exists()]
+        mounts += list_mounts(self.read, self.write)
         return program, [
-            *(*BASE_OPTIONS, *network, *_KERNEL_OPTIONS, *build_mount_options(self._list_mounts())),
+            *(*BASE_OPTIONS, *network, *_KERNEL_OPTIONS, *build_mount_options(mounts)),
             *(*folder, *home, "--", command, *args),
         ]
-
-    def _list_mounts(self) -> list[Mount]:
-        paths = [Path(path) for path in _NETWORK_PATHS] if self.network else []
-        network = [Mount("read", str(path.resolve()), str(path)) for path in paths if path.exists()]
-        return [*network, *list_mounts(self.read, self.write)]

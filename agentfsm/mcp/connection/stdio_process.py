@@ -60,9 +60,11 @@ class ProcessExit:
     """Whether it sent a message above the maximum size."""
 
     def __str__(self) -> str:
+        code = self.exit_code
         details = [
             f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB" if self.is_too_long else "",
-            "" if self.exit_code is None else _describe_exit_code(self.exit_code),
+            f"it ended with exit code {code}" if code is not None and code >= 0 else "",
+            f"it was killed by signal {-code}" if code is not None and code < 0 else "",
             f"it wrote to its standard output, which is for messages only: {self.invalid_output!r}"
             if self.invalid_output
             else "",
@@ -71,10 +73,6 @@ class ProcessExit:
             else "",
         ]
         return "; ".join(filter(None, details))
-
-
-def _describe_exit_code(exit_code: int) -> str:
-    return f"it ended with exit code {exit_code}" if exit_code >= 0 else f"it was killed by signal {-exit_code}"
 
 
 @asynccontextmanager
@@ -199,7 +197,8 @@ class _ProcessStreams:
             await self.writer_done.wait()
         has_ended = self.process.returncode is not None
         await _stop_server_process(self.process)
-        await _stop_descendants(self.process)
+        if os.name == "posix":  # processes that the server has left behind, as a shell or a package runner may
+            await terminate_posix_process_tree(cast("Any", self.process), KILL_TIMEOUT_S)
         code = self.process.returncode
         if has_ended or (code is not None and code >= lowest_reported):  # a negative code: killed here
             self.process_exit.exit_code = code
@@ -209,12 +208,6 @@ class _ProcessStreams:
         self.outgoing.close()
         for scope in self.scopes:
             scope.cancel()
-
-
-async def _stop_descendants(process: ServerProcess) -> None:
-    """End the processes that a server has started and left behind, as a shell or a package runner may."""
-    if os.name == "posix":
-        await terminate_posix_process_tree(cast("Any", process), KILL_TIMEOUT_S)
 
 
 async def _receive_chunk(stream: ByteReceiveStream) -> bytes | None:

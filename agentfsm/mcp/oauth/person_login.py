@@ -129,7 +129,10 @@ async def _run(
     known = context.client_info
     if storage.registered is None and known is not None and known.redirect_uris != metadata.redirect_uris:
         context.client_info = None
-    probe = _build_probe(authorization.url)
+    # A request without a token: its refusal says where to get one.
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": LATEST_HANDSHAKE_VERSION}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    probe = httpx2.Request("POST", authorization.url, headers=headers, json=message)
     context.protocol_version = LATEST_HANDSHAKE_VERSION
     async with aclosing(_LoginFlow(authorization, provider, storage.login.challenge).async_auth_flow(probe)) as steps:
         outgoing = await advance(steps)
@@ -139,12 +142,6 @@ async def _run(
                 outgoing = await advance(steps, answer if outgoing is probe else await read_answer(answer))
             finally:
                 await answer.aclose()
-
-
-def _build_probe(url: str) -> httpx2.Request:
-    """Build a request without a token. Its refusal says where to get one."""
-    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": LATEST_HANDSHAKE_VERSION}
-    return httpx2.Request("POST", url, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
 
 
 @attrs.define(eq=False, repr=False)

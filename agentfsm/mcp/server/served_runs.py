@@ -29,7 +29,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
-from agentfsm.ports.store import Filter, RunSummary
+from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
@@ -214,7 +214,8 @@ class ServedRuns:
 
         def report_and_record(run: Run) -> None:
             on_run(run)
-            self._record_run(run)
+            self._live_runs[run.id] = run
+            self._notify_waiters(run.id)
 
         self._failures.pop(run_id, None)
         try:
@@ -229,10 +230,6 @@ class ServedRuns:
         finally:
             self._live_runs.pop(run_id, None)
             self._notify_waiters(run_id)
-
-    def _record_run(self, run: Run) -> None:
-        self._live_runs[run.id] = run
-        self._notify_waiters(run.id)
 
     def _notify_waiters(self, run_id: str) -> None:
         for changed in self._waiters.get(run_id, ()):
@@ -459,7 +456,15 @@ class ServedRuns:
         where = Filter(agent=self.agent.name, before=before)
         lines = (await self.agent.runs.list(where, limit=known + PAGE_SIZE))[known:]
         statuses = await list_statuses(self.agent.store, lines)
-        resources = [_to_mcp_resource(*each) for each in zip(lines, statuses, strict=True)]
+        resources = [
+            m.Resource(
+                uri=f"{RUN_URI_PREFIX}{line.id}",
+                name=line.id,
+                description=f"{status}, turn {line.turn}: {line.prompt}",
+                mime_type="application/json",
+            )
+            for line, status in zip(lines, statuses, strict=True)
+        ]
         if len(lines) < PAGE_SIZE:
             return resources, None
         last = lines[-1].created_at
@@ -496,12 +501,3 @@ def _parse_cursor(cursor: str) -> tuple[float, int]:
     if not math.isfinite(place[0]) or not 0 <= place[1] <= MAX_CURSOR_OFFSET:
         raise MCPError(m.INVALID_PARAMS, f"invalid cursor {cursor[:40]!r}: start again without a cursor")
     return place
-
-
-def _to_mcp_resource(line: RunSummary, status: RunStatus) -> m.Resource:
-    return m.Resource(
-        uri=f"{RUN_URI_PREFIX}{line.id}",
-        name=line.id,
-        description=f"{status}, turn {line.turn}: {line.prompt}",
-        mime_type="application/json",
-    )

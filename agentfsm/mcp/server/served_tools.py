@@ -209,14 +209,12 @@ class ServedTools:
                 call_state, replies = answered, {}
             if (why := self._explain_overload(ctx)) is not None:
                 return _error_result(f"{tool.name} was not run: {why}; try again later")
-            host = ServedHost(self, call_state, self._find_deps(ctx))
+            deps = self.deps if self.resolve_deps is None or ctx.request is None else self.resolve_deps(ctx.request)
+            host = ServedHost(self, call_state, deps)
             result = await self._run(ctx, call, host, numbers)
             if result is not None:
                 return self._to_mcp_result(tool, result)
             call_state = host.call_state
-
-    def _find_deps(self, ctx: RequestContext) -> Any:
-        return self.deps if self.resolve_deps is None or ctx.request is None else self.resolve_deps(ctx.request)
 
     def _explain_overload(self, ctx: RequestContext) -> str | None:
         """Return why another call of a client would be too many, or None."""

@@ -70,15 +70,11 @@ class OutputSchema(Value):
             raise ValueError(f"it is not JSON ({error})") from error
         found: Any = {RESULT_KEY: value} if self.is_wrapped else value
         if not self._is_valid(found):
-            raise ValueError(self._explain(found))
+            known = {"properties": self.schema.get("properties", {})}
+            problems = find_problems(normalise_schema(self.schema, self.tool), found)
+            text = format_problems("it does", problems, found, known)
+            raise ValueError(text.rpartition("\n")[0])  # the last line is about arguments
         return dict(found)
-
-    def _explain(self, value: Any) -> str:
-        known = {"properties": self.schema.get("properties", {})}
-        problems = find_problems(normalise_schema(self.schema, self.tool), value)
-        return format_problems("it does", problems, value, known).rpartition("\n")[
-            0
-        ]  # the last line is about arguments
 
 
 def build_output_schema(function: Callable[..., Any], tool: str) -> OutputSchema | None:
@@ -102,7 +98,9 @@ def build_output_schema(function: Callable[..., Any], tool: str) -> OutputSchema
         return None
     is_wrapped = inner.get("type") != "object"
     if not is_wrapped:
-        schema = {**inner, **_keep_used(definitions)}
+        text = json.dumps(definitions)  # that of the result itself is needed only if it refers to itself
+        used = {name: each for name, each in definitions.items() if f'"#/$defs/{name}"' in text}
+        schema = {**inner, **({"$defs": used} if used else {})}
     try:
         return OutputSchema(tool=tool, schema=schema, is_wrapped=is_wrapped)
     except MisuseError:  # it is too large, or has a pattern that the validator does not take
@@ -120,13 +118,6 @@ def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappi
     while isinstance(reference := schema.get("$ref"), str):
         schema = definitions[reference.removeprefix("#/$defs/")]
     return schema
-
-
-def _keep_used(definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the definitions without that of the result itself, unless it refers to itself."""
-    text = json.dumps(definitions)
-    used = {name: schema for name, schema in definitions.items() if f'"#/$defs/{name}"' in text}
-    return {"$defs": used} if used else {}
 
 
 def _is_structured(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:

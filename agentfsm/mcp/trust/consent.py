@@ -104,19 +104,19 @@ def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
                 **{k: v for k, v in optional.items() if v},
             }
         case RemoteTransport():
-            return {
+            described = {
                 "url": transport.display_text,
                 "headers": dict(transport.headers),
                 "allow_private": transport.allow_private,
-                **({} if not isinstance(transport.auth, OAuth) else {"auth": _describe_auth(transport.auth)}),
             }
+            # The settings that differ from the defaults; the storage of the tokens is not one of the server.
+            if isinstance(transport.auth, OAuth):
+                parts = attrs.asdict(
+                    transport.auth, filter=lambda field, value: field.name != "tokens" and value != field.default
+                )
+                described["auth"] = {name: list(value) if name == "scopes" else value for name, value in parts.items()}
+            return described
     return {"launch": transport.display_text}
-
-
-def _describe_auth(oauth: OAuth) -> dict[str, Any]:
-    """Return the settings that differ from the defaults; the storage of the tokens is not one of the server."""
-    parts = attrs.asdict(oauth, filter=lambda field, value: field.name != "tokens" and value != field.default)
-    return {name: list(value) if name == "scopes" else value for name, value in parts.items()}
 
 
 def format_start(transport: ServerTransport) -> str:
@@ -232,7 +232,9 @@ class ConsentGate:
         if asked:
             wish = Wish.CHANGE if pin.items else Wish.TOOLS
             if not await self._ask(wish, *self._format_review(pin, items, asked)):
-                withheld = {name: self._explain_withheld(is_new=name in new) for name in asked}
+                for name in asked:
+                    reason = "it is new and not approved" if name in new else "it has changed since it was approved"
+                    withheld[name] = f"{reason}; to review it, {self._approval_hint()}"
         approved = {name: text for name, text in items.items() if name not in withheld}
         if not approved.items() <= pin.items.items():
             self._update_pin(lambda pin: attrs.evolve(pin, items={**pin.items, **approved}))
@@ -282,10 +284,6 @@ class ConsentGate:
         lines = "\n".join(summarize_item(name, items[name]) for name in new)
         full = [_format_item(name, None, items[name]) for name in new]
         return "\n\n".join(filter(None, [head, lines, *changed])), "\n\n".join([head, *full, *changed])
-
-    def _explain_withheld(self, *, is_new: bool) -> str:
-        reason = "it is new and not approved" if is_new else "it has changed since it was approved"
-        return f"{reason}; to review it, {self._approval_hint()}"
 
 
 def summarize_item(name: str, text: ApprovedText) -> str:

@@ -93,7 +93,9 @@ def read_document(path: Path, project: Path | None = None) -> ConfigDocument:
     if servers is None:
         raise MCPServerError(f'{path}: it has no object "mcpServers", which holds the servers by name')
     enabled = {name: plain for name, plain in servers.items() if not _is_disabled(document, name, plain)}
-    inputs, is_foreign = _read_inputs(document), path.name == _EXTENSION_FILE
+    listed = document.get("inputs", _settings(document).get("inputs")) or ()
+    described = [each for each in listed if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    inputs, is_foreign = {each["id"]: _read_input(each) for each in described}, path.name == _EXTENSION_FILE
     if is_foreign:
         enabled, inputs = _add_settings(enabled, document.get("settings"))
     return ConfigDocument(
@@ -173,7 +175,11 @@ def _find_servers(document: Mapping[str, Any], path: Path) -> Mapping[str, Any] 
             if len(named) != len(found):
                 raise MCPServerError(f"{path}: each of its servers must have a name of its own")
             return named
-    roots = {name: plain for name, plain in document.items() if isinstance(plain, dict) and _has_way(plain)}
+    roots = {
+        name: plain
+        for name, plain in document.items()
+        if isinstance(plain, dict) and any(way in plain for way in _WAYS)
+    }
     return roots or None
 
 
@@ -224,10 +230,6 @@ def _add_settings(servers: Mapping[str, Any], settings: Any) -> tuple[dict[str, 
     return changed, inputs
 
 
-def _has_way(plain: Mapping[str, Any]) -> bool:
-    return any(way in plain for way in _WAYS)
-
-
 def _is_disabled(document: Mapping[str, Any], name: str, plain: Any) -> bool:
     rules = _settings(document)  # Gemini's lists of names
     if name in rules.get("excluded", ()) or name not in rules.get("allowed", (name,)):
@@ -240,12 +242,6 @@ def _is_disabled(document: Mapping[str, Any], name: str, plain: Any) -> bool:
 def _settings(document: Mapping[str, Any]) -> Mapping[str, Any]:
     found = document.get("mcp")
     return found if isinstance(found, dict) else {}
-
-
-def _read_inputs(document: Mapping[str, Any]) -> dict[str, InputField]:
-    plain = document.get("inputs", _settings(document).get("inputs"))
-    described = [each for each in plain or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
-    return {each["id"]: _read_input(each) for each in described}
 
 
 def _read_input(plain: Mapping[str, Any]) -> InputField:

@@ -227,15 +227,12 @@ def _parse_file(content: bytes) -> dict[str, Pin]:
 
 
 def _parse_pin(server: str, plain: Mapping[str, Any]) -> Pin:
+    standing = plain.get("standing", {"tools": [], "reading": False})
     return Pin(
         start=None if plain["start"] is None else _parse_text(server, plain["start"]),
         items={name: _parse_text(server, entry) for name, entry in plain["items"].items()},
-        standing=_parse_standing(plain.get("standing", {"tools": [], "reading": False})),
+        standing=StandingApprovals(tools=frozenset(standing["tools"]), reading=standing["reading"] is True),
     )
-
-
-def _parse_standing(plain: Mapping[str, Any]) -> StandingApprovals:
-    return StandingApprovals(tools=frozenset(plain["tools"]), reading=plain["reading"] is True)
 
 
 def _parse_text(server: str, entry: Mapping[str, str]) -> ApprovedText:

@@ -306,7 +306,9 @@ class _EntryParser(Value):
             raise MCPServerError(f"{self.where}: {part or 'its entry'} must be an object, not {shorten_repr(plain)}")
         for key, value in plain.items():
             if key not in known:
-                raise MCPServerError(f"{self.where}: unknown key {key!r}{_suggest_key(key, known)}")
+                near = difflib.get_close_matches(key[:100], known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+                raise MCPServerError(f"{self.where}: unknown key {key!r}; {hint}")
             fits, expected = known[key]
             if not fits(value):
                 raise MCPServerError(f"{self.where}: {key!r} must be {expected}, not {shorten_repr(value)}")
@@ -372,8 +374,3 @@ class _EntryParser(Value):
 
     def _expand(self, text: str) -> str:
         return self.variables.expand(text, bare=self.is_gemini)
-
-
-def _suggest_key(key: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(key[:100], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"

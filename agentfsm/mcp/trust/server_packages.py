@@ -247,7 +247,10 @@ def _unpack(path: Path, folder: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             _check_members(archive.infolist())
             for member in archive.infolist():
-                _unpack_member(archive, member, begun)
+                # An error if the size differs from the one that was checked.
+                target = Path(archive.extract(member, begun))
+                if not member.is_dir() and (member.external_attr >> 16) & stat.S_IXUSR:
+                    target.chmod(0o755)
         begun.rename(folder)
     except BaseException:
         shutil.rmtree(begun, ignore_errors=True)
@@ -263,9 +266,3 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
         parts = Path(each.filename.replace("\\", "/")).parts
         if ".." in parts or Path(each.filename).is_absolute() or stat.S_ISLNK(each.external_attr >> 16):
             raise MisuseError(f"its file {shorten_repr(each.filename)} leads out of its folder")
-
-
-def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> None:
-    target = Path(archive.extract(member, folder))  # an error if the size differs from the one that was checked
-    if not member.is_dir() and (member.external_attr >> 16) & stat.S_IXUSR:
-        target.chmod(0o755)
