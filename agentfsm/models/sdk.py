@@ -255,10 +255,12 @@ class SDKModel(AdapterModel[SDKConnection]):
     async def _read_whole(self, response: httpx2.Response) -> Reply:
         data = await self._read_body(response)
         try:
-            return self._decode_reply(data)
-        except ModelError as error:
-            error.usage = self._read_billed_usage(data)  # an unusable reply is billed as well
-            raise
+            return self._decode(data)
+        except Exception as error:  # noqa: BLE001  translated
+            translated = self._translate_error(error)
+            if isinstance(translated, ModelError):
+                translated.usage = self._read_billed_usage(data)  # an unusable reply is billed as well
+            raise translated from None
 
     async def _read_body(self, response: httpx2.Response) -> bytes:
         """Read the body of a reply that is not streamed."""
@@ -269,12 +271,6 @@ class SDKModel(AdapterModel[SDKConnection]):
         if not is_whole:
             raise self._build_size_error(f"more than {MAX_BODY_BYTES:,} bytes", None)
         return b"".join(parts)
-
-    def _decode_reply(self, data: bytes) -> Reply:
-        try:
-            return self._decode(data)
-        except Exception as error:  # noqa: BLE001  translated
-            raise self._translate_error(error) from None
 
     async def _read_stream(self, response: httpx2.Response, emit: Emit) -> Reply:
         assembler = self._make_assembler()

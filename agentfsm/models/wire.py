@@ -103,9 +103,6 @@ class EncodedListCache(Generic[_T]):
     memory_bytes: int = 0
     """Approximate bytes of the cache."""
 
-    def _can_extend(self, known: tuple[_T, ...], items: tuple[_T, ...]) -> bool:
-        return not known or len(known) == len(items) or self.can_split(known[-1], items[len(known)])
-
     def encode(self, items: Sequence[_T]) -> bytes:
         """Return the items as JSON, separated by commas."""
         items = tuple(items)
@@ -113,7 +110,9 @@ class EncodedListCache(Generic[_T]):
         known, text = self.entries.pop(first, ((), b""))
         self.memory_bytes -= _estimate_memory(known, text)
         # Tuples compare identity first: this takes 10 us for 800 messages, and encoding them takes 2 ms.
-        if items[: len(known)] != known or not self._can_extend(known, items):
+        if items[: len(known)] != known or (
+            known and len(known) < len(items) and not self.can_split(known[-1], items[len(known)])
+        ):
             known, text = (), b""
         if len(known) < len(items):
             news = b",".join([encode_json(wire) for wire in self.to_wire(items[len(known) :])])
@@ -446,8 +445,10 @@ class StreamAssembler(ABC):
         """
         chunks: list[Chunk] = []
         self.byte_count += len(data)
-        if self.byte_count - self.bytes_at_last_event > MAX_BODY_BYTES or self.byte_count > MAX_STREAM_BYTES:
-            raise self._build_size_error()
+        if self.byte_count > MAX_STREAM_BYTES:
+            raise SizeLimitError(f"more than {MAX_STREAM_BYTES:,} bytes")
+        if self.byte_count - self.bytes_at_last_event > MAX_BODY_BYTES:
+            raise SizeLimitError(f"more than {MAX_BODY_BYTES:,} bytes in one event")
         if not self.event_count:
             self.unparsed.append(data)
         for event in self._decoder.feed(data):
@@ -466,11 +467,6 @@ class StreamAssembler(ABC):
         if self.char_count > MAX_REPLY_CHARS:
             raise SizeLimitError(TOO_MANY_CHARS)
         return chunks
-
-    def _build_size_error(self) -> SizeLimitError:
-        if self.byte_count <= MAX_STREAM_BYTES:
-            return SizeLimitError(f"more than {MAX_BODY_BYTES:,} bytes in one event")
-        return SizeLimitError(f"more than {MAX_STREAM_BYTES:,} bytes")
 
     @abstractmethod
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:

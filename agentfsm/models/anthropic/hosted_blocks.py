@@ -77,11 +77,7 @@ def encode_hosted_tools(request: Request) -> list[Block]:
     for tool in request.hosted_tools:
         if (why := unsupported_hosted_tool(tool)) is not None:
             raise ModelError(why)
-    return list(map(_encode, request.hosted_tools))
-
-
-def _encode(tool: Any) -> Block:
-    return _ENCODERS[type(tool)](tool)
+    return [_ENCODERS[type(tool)](tool) for tool in request.hosted_tools]
 
 
 def hosted_fields(request: Request, provider: str) -> Block:
@@ -144,17 +140,14 @@ def _read_calls(blocks: Sequence[Block]) -> Iterable[HostedCall]:
         kind = block["type"]
         if kind in _USES:
             call_id = _text(block, "id")
-            yield _build_call(_call_name(block), call_id, block.get("input"), results.get(call_id))
+            name = _text(block, "name")
+            name = f"{_text(block, 'server_name')}.{name}" if kind == "mcp_tool_use" else _short_name(name)
+            yield _build_call(name, call_id, block.get("input"), results.get(call_id))
         elif "tool_use_id" in block:
             if (call_id := _text(block, "tool_use_id")) not in used:  # its call is in the reply that was paused
                 yield _build_call(_short_name(kind.removesuffix("_tool_result")), call_id, None, block)
         elif kind not in _OWN_BLOCKS:
             yield HostedCall(tool=kind)
-
-
-def _call_name(block: Block) -> str:
-    name = _text(block, "name")
-    return f"{_text(block, 'server_name')}.{name}" if block["type"] == "mcp_tool_use" else _short_name(name)
 
 
 def _short_name(name: str) -> str:

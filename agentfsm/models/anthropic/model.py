@@ -216,7 +216,10 @@ class Anthropic(SDKModel):
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
         if any(isinstance(tool, HostedMCP) for tool in request.hosted_tools):
-            client = attrs.evolve(client, client=_add_beta(client.client, MCP_BETA))
+            sdk: Any = client.client
+            given = sdk.default_headers.get("anthropic-beta")  # betas that the user requests
+            headers = {"anthropic-beta": f"{given},{MCP_BETA}" if given else MCP_BETA}
+            client = attrs.evolve(client, client=sdk.with_options(default_headers=headers))
         if not self.profile.binds_thinking:
             return await super()._ask(client, request, emit)
         cache = client.encoding_cache
@@ -261,13 +264,6 @@ def _read_code_and_type(error: object) -> tuple[str, str]:
     kind, details = str(fields.get("type") or ""), fields.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
     return code if isinstance(code, str) else kind, kind
-
-
-def _add_beta(client: Any, beta: str) -> SDKClient:
-    """Return a copy of a client that also requests a beta feature, beside those that the user requests."""
-    betas = [given] if (given := client.default_headers.get("anthropic-beta")) else []
-    copy: SDKClient = client.with_options(default_headers={"anthropic-beta": ",".join([*betas, beta])})
-    return copy
 
 
 def _check_api_key(key: str | None, *, needed: bool) -> str:

@@ -151,7 +151,9 @@ def encode(
         )
         if streamed:
             fields["stream"] = True
-        return encode_object(fields, _encode_lists(request, encoding_cache, cache=cache))
+        lists = _encode_prefix(request, encoding_cache, cache=cache)
+        lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
+        return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the request cannot be written as JSON ({error}): check the tools' parameters and the settings"
         raise MisuseError(msg) from error
@@ -244,12 +246,6 @@ def _define_called_tools(request: Request) -> list[ToolDefinition]:
     return [ToolDefinition(name=name, description=description, parameters={"type": "object"}) for name in names]
 
 
-def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
-    lists = _encode_prefix(request, encoding_cache, cache=cache)
-    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
-    return lists
-
-
 def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
     """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
@@ -286,17 +282,15 @@ def _encode_history(request: Request, encoding_cache: EncodingCache, *, cache: b
     if cache and new and _is_user_side(messages[-1]):  # a reply may end with reasoning, which cannot be marked
         new = _mark_last_block(new, b"}]}")
     if passing := _join_json(encoding_cache.messages.to_wire(request.messages[len(messages) :])):
-        new = _append_message(new, passing) if new and _is_user_side(messages[-1]) else b",".join([new, passing])
+        if new and _is_user_side(messages[-1]):  # the blocks join those of the last message, which is the user's, too
+            new = new.removesuffix(b"]}") + b"," + passing.removeprefix(_USER_START)
+        else:
+            new = b",".join([new, passing])
     text = b",".join([text for text in (old, new) if text])
     return _OPENING_MESSAGE + b"," + text if text.startswith(b'{"role":"assistant"') else text
 
 
 _USER_START: Final = b'{"role":"user","content":['
-
-
-def _append_message(text: bytes, message: bytes) -> bytes:
-    """Append the blocks of an encoded user message to those of the last message, which is the user's, too."""
-    return text.removesuffix(b"]}") + b"," + message.removeprefix(_USER_START)
 
 
 def _find_newest_reply(messages: Sequence[Message]) -> int:
@@ -342,7 +336,10 @@ def _message_blocks(message: Message, provider: str, part_check: PartCheck) -> S
         case ToolResult():
             return [_result_block(message, part_check)]
         case AssistantMessage():
-            return _native_blocks(message, provider) or _plain_blocks(message)
+            if native := _native_blocks(message, provider):
+                return native
+            # The API refuses a last message of the assistant that ends with white space.
+            return [*_text_blocks(message.text.rstrip()), *map(_tool_use_block, message.calls)]
         case UserMessage():
             return [_part_block(part) for part in message.parts if not isinstance(part, TextPart) or part.text.strip()]
         case SystemMessage():
@@ -361,11 +358,6 @@ def _result_block(message: ToolResult, part_check: PartCheck) -> dict[str, Any]:
 
 def _text_blocks(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}] if text.strip() else []  # the API refuses a blank block
-
-
-def _plain_blocks(message: AssistantMessage) -> list[dict[str, Any]]:
-    # The API refuses a last message of the assistant that ends with white space.
-    return [*_text_blocks(message.text.rstrip()), *map(_tool_use_block, message.calls)]
 
 
 def _tool_use_block(call: ToolCall) -> dict[str, Any]:
@@ -603,18 +595,22 @@ def _build_reply(
     text = "".join(block.text for block in blocks)
     calls = tuple(block.to_proposed_call() for block in blocks if block.kind == "tool_use")
     reason = _finish_reason(stop, has_text=bool(text), has_calls=bool(calls))
-    # Reasoning that was cut off has no signature, and a search no result: the server would refuse them.
-    is_whole = reason in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.PAUSED)
+    native, hosted = None, None
+    if not all(block.is_plain for block in blocks):  # else text and calls are enough
+        sent = [block.to_dict() for block in blocks]
+        hosted = read_hosted(sent, container)
+        # Reasoning that was cut off has no signature, and a search no result: the server would refuse them.
+        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.PAUSED):
+            content = replace_surrogates(json.dumps(sent, ensure_ascii=False))
+            native = NativeReply(provider=provider, content=content)
     return Reply(
         text=explanation if reason is FinishReason.REFUSAL else text,
         calls=calls,
         finish_reason=reason,
         usage=usage,
-        native=_build_native(blocks, provider) if is_whole else None,
+        native=native,
         thinking="\n\n".join([block.thinking for block in blocks if block.thinking]),
-        hosted=None
-        if all(block.is_plain for block in blocks)
-        else read_hosted([block.to_dict() for block in blocks], container),
+        hosted=hosted,
         served_model=served_model,
     )
 
@@ -667,14 +663,6 @@ def _build_usage(usage: dict[str, Any]) -> Usage:
         cache_write_tokens=written,
         reasoning_tokens=min(thinking_tokens, output_tokens),
     )
-
-
-def _build_native(blocks: Sequence[_ContentBlock], provider: str) -> NativeReply | None:
-    """Return the blocks to send back; None if text and calls are enough."""
-    if all(block.is_plain for block in blocks):
-        return None
-    content = json.dumps([block.to_dict() for block in blocks], ensure_ascii=False)
-    return NativeReply(provider=provider, content=replace_surrogates(content))
 
 
 @attrs.define(eq=False, repr=False)

@@ -20,7 +20,6 @@ from agentfsm.core.messages import (
     Part,
     SystemMessage,
     TextPart,
-    ToolCall,
     ToolResult,
     UserMessage,
     read_inline_data,
@@ -80,15 +79,24 @@ def _build_content(message: Message, provider: str, ids: dict[str, str | None]) 
     match message:
         case SystemMessage(text=text):
             return types.Content(role="user", parts=[types.Part(text=f"<system>{text}</system>")])
-        case UserMessage(parts=parts):
-            return types.Content(role="user", parts=[_build_part(part) for part in parts])
+        case UserMessage():
+            return types.Content(role="user", parts=[_build_part(part) for part in message.parts])
         case ToolResult():
-            return types.Content(role="user", parts=_build_result(message, ids.get(message.call_id, message.call_id)))
+            response = types.FunctionResponse(
+                id=ids.get(message.call_id, message.call_id),
+                name=message.tool,
+                response={"output" if message.outcome is Outcome.DONE else "error": message.text},
+            )
+            parts = [types.Part(function_response=response), *map(_build_part, message.parts)]
+            return types.Content(role="user", parts=parts)
         case AssistantMessage(text=text, calls=calls):
             content = _build_native_content(message, provider)
             if content is None:
                 said = [types.Part(text=text)] if text or not calls else []
-                content = types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+                for call in calls:
+                    wanted = types.FunctionCall(id=call.id, name=call.name, args=json.loads(call.arguments))
+                    said.append(types.Part(function_call=wanted, thought_signature=_NO_SIGNATURE))
+                content = types.Content(role="model", parts=said)
             called = [part.function_call for part in content.parts or () if part.function_call is not None]
             ids |= {call.id: made.id for call, made in zip(calls, called, strict=True)}
             return content
@@ -112,19 +120,6 @@ def _build_native_content(message: AssistantMessage, provider: str) -> types.Con
         if (made.args or {}) != arguments:
             made.args, part.thought_signature = arguments, _NO_SIGNATURE
     return content
-
-
-def _build_call(call: ToolCall) -> types.Part:
-    return types.Part(
-        function_call=types.FunctionCall(id=call.id, name=call.name, args=json.loads(call.arguments)),
-        thought_signature=_NO_SIGNATURE,
-    )
-
-
-def _build_result(result: ToolResult, call_id: str | None) -> list[types.Part]:
-    key = "output" if result.outcome is Outcome.DONE else "error"
-    response = types.FunctionResponse(id=call_id, name=result.tool, response={key: result.text})
-    return [types.Part(function_response=response), *map(_build_part, result.parts)]
 
 
 def _build_part(part: Part) -> types.Part:

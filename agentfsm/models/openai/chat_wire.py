@@ -113,7 +113,10 @@ def encode(
             fields["stream"] = True
         if streamed and dialect.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}
-        lists = {"messages": _encode_history(request, encoding_cache)}
+        messages = [encode_messages(encoding_cache, request)] if request.messages else []
+        if request.instructions:
+            messages.insert(0, encode_json({"role": "system", "content": request.instructions}))
+        lists = {"messages": b",".join(messages)}
         if request.tools:  # OpenAI refuses an empty list
             lists["tools"] = encoding_cache.tools.encode(request.tools)
         return encode_object(fields, lists)
@@ -142,13 +145,6 @@ def _format_field(form: OutputForm | None) -> dict[str, Any]:
         return {"response_format": {"type": "json_object"}}
     schema = {"name": form.name, "schema": to_mutable_json(form.schema), "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
-    messages = [encode_messages(encoding_cache, request)] if request.messages else []
-    if request.instructions:
-        messages.insert(0, encode_json({"role": "system", "content": request.instructions}))
-    return b",".join(messages)
 
 
 def _can_split(dialect: Dialect, before: Message, after: Message) -> bool:
@@ -244,7 +240,10 @@ def _wire_message(message: Message) -> dict[str, Any]:
         case AssistantMessage(calls=()):
             return {"role": "assistant", "content": message.text}
         case AssistantMessage():
-            calls = [_wire_call(call.id, call.name, call.arguments) for call in message.calls]
+            calls = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.calls
+            ]
             return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
         case UserMessage(parts=(TextPart() as part,)):
             return {"role": "user", "content": part.text}
@@ -252,10 +251,6 @@ def _wire_message(message: Message) -> dict[str, Any]:
             return {"role": "user", "content": [_wire_part(part) for part in message.parts]}
         case SystemMessage():
             return {"role": "system", "content": message.text}
-
-
-def _wire_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _wire_part(part: Part) -> dict[str, Any]:
@@ -320,7 +315,9 @@ def decode(data: bytes, *, provider: str = "", dialect: Dialect = OPENAI) -> Rep
     refusal = read_field(message, "refusal", str, "")
     native = _NativeFields()
     native.add(message)
-    calls = [_PartialChatCall.of(call) for call in _read_calls(message)]
+    deltas = _read_call_deltas(message)
+    check_count(len(deltas))
+    calls = [_PartialChatCall.of(delta) for delta in deltas]
     return _build_reply(
         text=_read_text(message) + refusal,
         calls=[call for call in calls if call.is_begun],
@@ -374,7 +371,8 @@ class _NativeFields:
         found = {name: text for name in _THINKING_FIELDS if isinstance(text := message.get(name), str)}
         name, text = next(((name, text) for name, text in found.items() if text), ("reasoning", ""))
         if not text and isinstance(content := message.get("content"), list):
-            text = _read_thinking_parts(content)  # Mistral
+            thoughts = [part.get("thinking") for part in content if isinstance(part, dict)]  # Mistral
+            text = "".join([_read_text({"content": each}) for each in thoughts if isinstance(each, list)])
         # DeepSeek wants even an empty text back with each message.
         name = name if text else "reasoning_content"
         if text or name in found:
@@ -426,11 +424,6 @@ _THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
 _GROWING_FIELDS: Final = frozenset({"text", "summary", "data"})
 
 
-def _read_thinking_parts(content: list[Any]) -> str:
-    thoughts = [part.get("thinking") for part in content if isinstance(part, dict)]
-    return "".join([_read_text({"content": each}) for each in thoughts if isinstance(each, list)])
-
-
 def _read_signature(source: dict[str, Any]) -> dict[str, Any] | None:
     """Return the `extra_content` of a message or a call if it contains the signature of Gemini's reasoning."""
     extra = source.get("extra_content")
@@ -447,12 +440,6 @@ def _read_call_deltas(message: dict[str, Any]) -> list[object]:
     # they have the same content. One without content is none (Snowflake's Cortex).
     function = None if deltas else read_field(message, "function_call", dict, {})
     return [{"index": 0, "function": function}] if function else deltas
-
-
-def _read_calls(message: dict[str, Any]) -> list[object]:
-    calls = _read_call_deltas(message)
-    check_count(len(calls))
-    return calls
 
 
 def _build_reply(

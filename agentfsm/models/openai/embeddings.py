@@ -125,7 +125,8 @@ class OpenAIEmbedder(Embedder):
             name, base_url=base_url, api_key=api_key, headers=headers, http_client=http_client, price=price
         )
         self.name = name
-        own_dims = _find_dims(name)
+        base = _base_name(name)
+        own_dims = next((length for beginning, length in _DIMS.items() if base.startswith(beginning)), None)
         if dims is None and own_dims is None:
             raise MisuseError(
                 f"the number of dimensions of {name!r} is not known: give OpenAIEmbedder({name!r}, dims=...), the "
@@ -135,7 +136,7 @@ class OpenAIEmbedder(Embedder):
         self.max_tokens = max_tokens
         self.batch_texts = batch_texts
         self.timeout_s = timeout_s
-        shortens = own_dims not in {None, self.dims} and _base_name(name).startswith(_SHORTENED)
+        shortens = own_dims not in {None, self.dims} and base.startswith(_SHORTENED)
         self._fields: Mapping[str, Any] = {"dimensions": self.dims} if shortens else {}
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
@@ -247,11 +248,6 @@ def create_embedder(name: str) -> OpenAIEmbedder:
 def _base_name(name: str) -> str:
     """Return the name of a model without the vendor before it: "openai/text-embedding-3-small"."""
     return name.rpartition("/")[2].casefold()
-
-
-def _find_dims(name: str) -> int | None:
-    base = _base_name(name)
-    return next((dims for beginning, dims in _DIMS.items() if base.startswith(beginning)), None)
 
 
 def _cut(text: str, tokens: int) -> str:

@@ -125,7 +125,10 @@ def encode(
         fields = _merge_extra_body(fields, request.settings.extra_body)
         if streamed:
             fields |= {"stream": True}
-        lists = {"input": _encode_history(request, encoding_cache)}
+        items = [encode_messages(encoding_cache, request)] if request.messages else []
+        if request.instructions and _is_json_mode(request):
+            items.insert(0, encode_json(_message_item("system", request.instructions)))
+        lists = {"input": b",".join(items)}
         tools = [encoding_cache.tools.encode(request.tools)] if request.tools else []
         if tools := [*tools, *map(encode_json, encode_hosted_tools(request))]:
             lists["tools"] = b",".join(tools)
@@ -196,13 +199,6 @@ def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
     return ({"type": "function", **tool.openai()["function"], "strict": tool.strict} for tool in tools)
 
 
-def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
-    items = [encode_messages(encoding_cache, request)] if request.messages else []
-    if request.instructions and _is_json_mode(request):
-        items.insert(0, encode_json(_message_item("system", request.instructions)))
-    return b",".join(items)
-
-
 def _wire_items(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[Item]:
     for message in messages:
         yield from _message_items(message, provider, part_check)
@@ -211,13 +207,11 @@ def _wire_items(provider: str, part_check: PartCheck, messages: Sequence[Message
 def _message_items(message: Message, provider: str, part_check: PartCheck) -> list[Item]:
     match message:
         case ToolResult():
-            return [
-                {
-                    "type": "function_call_output",
-                    "call_id": message.call_id,
-                    "output": _result_output(message, part_check),
-                }
-            ]
+            output: str | list[Item] = message.text
+            if message.parts:
+                text, parts = render_result(message, part_check)
+                output = [_wire_part(TextPart(text=text)), *map(_wire_part, parts.values())] if parts else text
+            return [{"type": "function_call_output", "call_id": message.call_id, "output": output}]
         case AssistantMessage(native=NativeReply() as native) if native.provider == provider:
             return _native_items(native, message.calls)
         case AssistantMessage():
@@ -230,13 +224,6 @@ def _message_items(message: Message, provider: str, part_check: PartCheck) -> li
             return [_message_item("user", [_wire_part(part) for part in message.parts])]
         case SystemMessage():
             return [_message_item("system", message.text)]
-
-
-def _result_output(result: ToolResult, part_check: PartCheck) -> str | list[Item]:
-    if not result.parts:
-        return result.text
-    text, parts = render_result(result, part_check)
-    return [_wire_part(TextPart(text=text)), *map(_wire_part, parts.values())] if parts else text
 
 
 def _message_item(role: str, content: object) -> Item:
@@ -394,7 +381,10 @@ def _to_proposed_call(item: Item) -> ProposedCall:
 
 def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
     """Return the items to send back; None if text and calls are enough."""
-    kept = [item for item in items if not _is_unusable_reasoning(item)]
+    # Reasoning with only an id and a summary is left out: its content is lost, and OpenAI refuses the rest.
+    kept = [
+        item for item in items if item["type"] != "reasoning" or item.get("encrypted_content") or item.get("content")
+    ]
     reasoning = [item for item in kept if item["type"] == "reasoning"]
     # Reasoning that is not sealed comes from other servers. Of these, vLLM checks items against the types of OpenAI's
     # package, which need the ids and the status of all.
@@ -406,11 +396,6 @@ def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
     if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
         return None
     return NativeReply(provider=provider, content=encode_json(kept).decode())
-
-
-def _is_unusable_reasoning(item: Item) -> bool:
-    # Reasoning with only an id and a summary: its content is lost, and OpenAI refuses the rest.
-    return item["type"] == "reasoning" and not item.get("encrypted_content") and not item.get("content")
 
 
 def _strip_server_fields(item: Item, left_out: Collection[str]) -> Item:

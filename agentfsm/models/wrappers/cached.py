@@ -161,17 +161,14 @@ class CachedModel(CompositeModel):
         revision = 0 if before is None else before.revision
         try:
             await self._store.write_record(KIND, key, value, revision=revision, expires_at=now + self._ttl_s)
-            await self._make_room(key[: self._prefix_digits])
+            kept = await self._store.list_records(KIND, prefix=key[: self._prefix_digits])
+            # The oldest replies of a group that has more than its share are deleted.
+            for record in sorted(kept, key=_read_time)[: max(len(kept) - self._group_size, 0)]:
+                await self._store.delete_record(KIND, record.key, revision=record.revision)
         except ConflictError:  # another request has written the same reply
             return
         except StoreError as error:
             _warn(error)
-
-    async def _make_room(self, group: str) -> None:
-        """Delete the oldest replies of a group that has more than its share."""
-        kept = await self._store.list_records(KIND, prefix=group)
-        for record in sorted(kept, key=_read_time)[: max(len(kept) - self._group_size, 0)]:
-            await self._store.delete_record(KIND, record.key, revision=record.revision)
 
 
 def _split(max_replies: int) -> tuple[int, int]:

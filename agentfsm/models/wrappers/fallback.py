@@ -127,7 +127,9 @@ class Fallback(CompositeModel):
             )
         super().__init__(" else ", (first, *others))
         self._after_text, self._monotonic = after_text, monotonic
-        refusals = _check_refusals(on)
+        if isinstance(on, str) or not isinstance(on, Collection) or not set(on) <= _REFUSALS:
+            raise MisuseError(f"Fallback(on={shorten_repr(on)}): give a list of some of {', '.join(sorted(_REFUSALS))}")
+        refusals = frozenset(on)
         self._health = tuple([_ModelHealth(model, rest_s, patience_s, refusals) for model in self.models])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
@@ -141,7 +143,9 @@ class Fallback(CompositeModel):
         if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)  # already now, and not when the first model becomes unavailable
         paid, failures = Usage(), list[tuple[str, Exception]]()
-        for health in self._order_by_rest():
+        now = self._monotonic()
+        # Resting models come last; the others keep their order.
+        for health in sorted(self._health, key=lambda health: health.remaining_rest_s(now)):
             relay = None if emit is None else ChunkRelay(emit)
             period = health.begin(self._monotonic())
             try:
@@ -170,17 +174,6 @@ class Fallback(CompositeModel):
         """Return the statistics of each model, in their order."""
         now = self._monotonic()
         return tuple([health.statistics(now) for health in self._health])
-
-    def _order_by_rest(self) -> list[_ModelHealth]:
-        """Return the models in the order in which they are asked now; resting models come last."""
-        now = self._monotonic()
-        return sorted(self._health, key=lambda health: health.remaining_rest_s(now))  # stable: equals keep their order
-
-
-def _check_refusals(on: object) -> frozenset[str]:
-    if isinstance(on, str) or not isinstance(on, Collection) or not set(on) <= _REFUSALS:
-        raise MisuseError(f"Fallback(on={shorten_repr(on)}): give a list of some of {', '.join(sorted(_REFUSALS))}")
-    return frozenset(on)
 
 
 def _join_failures(failures: Sequence[tuple[str, Exception]]) -> ModelError:
@@ -266,7 +259,10 @@ class _ModelHealth:
         """
         with self._lock:
             if isinstance(error, ModelReplyError):
-                self._record_invalid_reply(period, now)
+                self._failed += 1
+                self._invalid_replies += 1
+                if self._invalid_replies >= MAX_INVALID_REPLIES:
+                    self._start_rest(period, now, 0.0)
                 return False
             if isinstance(error, ModelError) and not isinstance(error, ModelUnavailableError):
                 return self._record_refusal(error.refusal, period, now)
@@ -284,12 +280,6 @@ class _ModelHealth:
         else:
             self._mark_available(period)
         return moves_on
-
-    def _record_invalid_reply(self, period: int, now: float) -> None:
-        self._failed += 1
-        self._invalid_replies += 1
-        if self._invalid_replies >= MAX_INVALID_REPLIES:
-            self._start_rest(period, now, 0.0)
 
     def _should_wait(self, error: Exception, now: float) -> bool:
         """Return whether it is a rate limit that ends soon and was not waited for already."""

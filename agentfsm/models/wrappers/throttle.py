@@ -116,7 +116,9 @@ class Throttled(CompositeModel):
 
     async def _acquire(self, request: Request) -> Permit:
         limiter = self._limiter
-        tokens = 0 if limiter.cost_per_minute is None else _estimate_tokens(request)
+        tokens = 0
+        if limiter.cost_per_minute is not None:
+            tokens = estimate_request_tokens(request) + (request.settings.max_tokens or 0)
         permit = await limiter.acquire(tokens, max_wait_s=request.timeout_s)
         if permit is None:
             self._gave_up += 1
@@ -136,8 +138,3 @@ class Throttled(CompositeModel):
             "tokens in a minute": self._limiter.cost_per_minute,
         }
         return ", ".join(f"{limit:,} {unit}" for unit, limit in limits.items() if limit is not None)
-
-
-def _estimate_tokens(request: Request) -> int:
-    """Estimate the tokens of a request, including its answer if `Settings.max_tokens` is set."""
-    return estimate_request_tokens(request) + (request.settings.max_tokens or 0)

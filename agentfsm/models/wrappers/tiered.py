@@ -83,9 +83,11 @@ class TierClassifier:
     async def classify(self, request: Request) -> tuple[str | None, Usage]:
         """Return the tier that the model names, with the usage. None: it named no tier, or could not be asked."""
         listed = "\n".join([f"- {name}: {tasks}" for name, tasks in self.tiers.items()])
+        own = [each for each in request.messages if isinstance(each, UserMessage) and not each.is_note]
+        task = own[-1].text if own else ""
         asked = Request(
             instructions=f"You choose who works on a task. Reply with one of these names and nothing else.\n{listed}",
-            messages=(UserMessage(parts=(TextPart(text=_find_task(request)[:CLASSIFIED_CHARS]),)),),
+            messages=(UserMessage(parts=(TextPart(text=task[:CLASSIFIED_CHARS]),)),),
             settings=Settings(max_tokens=CLASSIFIER_TOKENS),
             timeout_s=request.timeout_s,
             purpose=Purpose.ROUTING,
@@ -202,7 +204,8 @@ class Tiered(CompositeModel):
                 reply = await ask_model(model, request, receive)
                 flaw = None if is_last else await self._find_flaw(request, reply)
             except BaseException as error:
-                if is_last or reply is not None or not self._replaces(error):
+                is_bad_reply = isinstance(error, ModelReplyError) and "bad_reply" in self._escalate_on
+                if is_last or reply is not None or not is_bad_reply:
                     if reply is not None:  # `score` failed
                         spent.append(_build_spending(model, request, reply))
                     _complete_error(error, spent, TierChoice(name=self._tiers[place], reason=reason))
@@ -232,10 +235,6 @@ class Tiered(CompositeModel):
     def _may_escalate(self) -> bool:
         return bool(self._escalate_on) or self._score is not None
 
-    def _replaces(self, error: BaseException) -> bool:
-        """Return whether the next tier answers instead of a reply that cannot be used."""
-        return isinstance(error, ModelReplyError) and "bad_reply" in self._escalate_on
-
     async def _choose_place(self, request: Request, spent: list[Spending]) -> tuple[int, str]:
         """Return the index of the tier, and the reason; add the usage of the classifier to `spent`."""
         if request.tier is not None and (place := self._places.get(request.tier.name)) is not None:
@@ -244,7 +243,10 @@ class Tiered(CompositeModel):
             return place, f"purpose {request.purpose}"
         kept = None if request.run is None else self._places.get(request.run.tier)
         last = len(self.models) - 1
-        ruled = await self._ask_rule(request) if kept != last else None
+        ruled = None
+        if self._choose is not None and kept != last:
+            chosen = await _call("choose", self._choose, request)
+            ruled = None if chosen is None else self._find_place(chosen)
         if kept is not None:
             return (kept, KEPT) if ruled is None or ruled <= kept else (ruled, "rule")
         if ruled is not None:
@@ -255,12 +257,6 @@ class Tiered(CompositeModel):
         if usage != _NO_USAGE:
             spent.append(Spending(purpose=Purpose.ROUTING, usage=usage, model=self._classifier.model.name))
         return (last, "default") if named is None else (self._find_place(named), "classifier")
-
-    async def _ask_rule(self, request: Request) -> int | None:
-        if self._choose is None:
-            return None
-        named = await _call("choose", self._choose, request)
-        return None if named is None else self._find_place(named)
 
     def _find_place(self, tier: Any) -> int:
         place = self._places.get(tier) if isinstance(tier, str) else None
@@ -316,16 +312,9 @@ def _build_spending(model: Model, request: Request, reply: Reply) -> Spending:
 
 def _count_usage(model: Model, request: Request, reply: Reply) -> Usage:
     """Return the usage of a reply with its price; estimated if the provider reports none."""
-    return reply.usage if reply.usage is not None else _estimate_usage(request, reply).with_price(model.cost_usd)
-
-
-def _estimate_usage(request: Request, reply: Reply) -> Usage:
+    if reply.usage is not None:
+        return reply.usage
     size = BYTE_COUNTER.count(reply.text) + sum(BYTE_COUNTER.count(call.name + call.arguments) for call in reply.calls)
     written = max(1, estimate_written_tokens(size))
-    return Usage(input_tokens=estimate_request_tokens(request), output_tokens=written, estimated=True)
-
-
-def _find_task(request: Request) -> str:
-    """Return the newest text of the user; empty if there is none."""
-    own = (each for each in reversed(request.messages) if isinstance(each, UserMessage) and not each.is_note)
-    return next((message.text for message in own), "")
+    usage = Usage(input_tokens=estimate_request_tokens(request), output_tokens=written, estimated=True)
+    return usage.with_price(model.cost_usd)
