@@ -135,7 +135,8 @@ class QueueSupervisor:
                 if self.locks.is_supervisor and now >= clean_at:
                     clean_at = now + (0 if await self._remove_ended() else CLEAN_S)
             except Exception as error:  # noqa: BLE001  of the server or its driver: it may recover
-                _log.warning("executors are not watched, and are tried again: %s", _first_line(error))
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                _log.warning("executors are not watched, and are tried again: %s", reason)
             await anyio.sleep(WATCH_S)
 
     async def _renew_locks(self) -> frozenset[int]:
@@ -286,7 +287,3 @@ def _workflow_ids(run: RunSummary, now: float) -> tuple[str, str, str]:
     """Return the ids of the workflow of the submission, of the one for a ready run, and of a repetition of that."""
     again = f"{run.id}#{run.version}@{round((run.ready_at or 0) * 1000)}"
     return run.id, again, f"{again}+{int(now // RETRY_S)}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

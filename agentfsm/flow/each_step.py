@@ -296,7 +296,10 @@ class EachPlan(PlanMaker):
 
     def _plan_item(self, values: Mapping[str, Any], number: int) -> PlanStep:
         """Return the step of an item, with the call that undoes it."""
-        known = self._read_values(values, number)
+        # The inputs of an item: itself, what all items share, and the result that the step undoes.
+        known = {**values, self.item: values[self.over][number - 1]}
+        if self.undoes is not None:
+            known[self.undoes.name] = values[self.results][number - 1]
         compensation = None
         if (undo := self.step.compensate) is not None:
             found: dict[str, JSON] = {**known, self.step.name: {"$step": number}}
@@ -308,11 +311,6 @@ class EachPlan(PlanMaker):
             arguments={name: known[name] for name in self.step.names if name in known},
             compensation=compensation,
         )
-
-    def _read_values(self, values: Mapping[str, Any], number: int) -> dict[str, JSON]:
-        """Return the inputs of an item: itself, what all items share, and the result that the step undoes."""
-        undone = {} if self.undoes is None else {self.undoes.name: values[self.results][number - 1]}
-        return {**values, self.item: values[self.over][number - 1], **undone}
 
     def _list_numbers(self, values: Mapping[str, Any]) -> list[int]:
         """Return the numbers of the items that have a step, from 1: all but those whose step to undo was skipped."""

@@ -127,7 +127,7 @@ def plan_change(
     newest: dict[str, MemoryItem] = {}
     for item in sorted(known, key=lambda item: (item.valid_from, item.recorded_at, item.id)):
         newest[item.slot] = item
-    there = {slot for slot, item in newest.items() if not _is_closing(item)}
+    there = {slot for slot, item in newest.items() if item.valid_to > item.valid_from}  # the others have been closed
     at = max([now, *[item.valid_from + TICK_S for item in newest.values()]])
 
     def build_item(slot: str, fields: Mapping[str, Any]) -> MemoryItem:
@@ -152,7 +152,3 @@ def plan_change(
         said = {"text": f"A part of {name} that is no longer in it", "data": {"document": name, "closes": old.id}}
         items.append(build_item(slot, {**said, "place": old.place, "level": old.level, "valid_to": at}))
     return items, change
-
-
-def _is_closing(item: MemoryItem) -> bool:
-    return item.valid_to <= item.valid_from

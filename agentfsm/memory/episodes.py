@@ -202,7 +202,8 @@ def _build_episode(
     number, outcome = len(feedback), _name_outcome(run)
     low, high = SUCCESS_IMPORTANCE if run.state is State.DONE else FAILURE_IMPORTANCE
     importance = round(low + (high - low) * learned.importance, 4)
-    task = _shorten(_prompt_text(run.header), MAX_TEXT_CHARS) or "a task without text"
+    prompt = " ".join(part.text for part in run.header.prompt if isinstance(part, TextPart))
+    task = _shorten(prompt, MAX_TEXT_CHARS) or "a task without text"
     tools = list(dict.fromkeys(call.name for call in run.calls))
     lines = [f"Task: {task}", f"Approach: {learned.approach or 'unknown'}", f"Outcome: {outcome}"]
     lines += [f"Lessons: {'; '.join(learned.lessons)}"] if learned.lessons else []
@@ -239,7 +240,3 @@ def _name_outcome(run: Run[Any]) -> str:
     if run.state is State.DONE:
         return "success"
     return f"failure ({run.stop_reason}{f': {_shorten(run.stop_message, 200)}' if run.stop_message else ''})"
-
-
-def _prompt_text(header: Header) -> str:
-    return " ".join(part.text for part in header.prompt if isinstance(part, TextPart))

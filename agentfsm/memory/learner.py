@@ -125,7 +125,7 @@ class Learner:
                 async for delivery in follower:
                     count += await self._learn(delivery)
                     await delivery.done()
-            if not await self._count_unread():
+            if not any(status.lag for status in await self.store.followers() if status.name == self.name):
                 return count
             if not is_waiting:
                 _log.warning(
@@ -153,9 +153,6 @@ class Learner:
             await self.store.delete(extraction.id)
             raise
         return await self.memory.add_derived(build_items(run, extraction, await self.store.list_feedback(run_id)))
-
-    async def _count_unread(self) -> int:
-        return sum(status.lag for status in await self.store.followers() if status.name == self.name)
 
     async def aclose(self) -> None:
         """Close the connections of the model, the memory and the store."""

@@ -512,18 +512,14 @@ def _fold(text: str) -> str:
 def _write_words(text: str, valid_from: float, owner: str) -> tuple[str, str, str]:
     """Return the values of `_WORDS`."""
     words = " ".join(split_words(_fold(f"{text} {write_date(valid_from)}")))
-    return words, words, f"{_write_pairs(text)} {owner}"
+    pairs = enumerate(write_pairs(text).split(), 1)
+    placed = " ".join(f"{_write_lexeme(pair)}:{min(place, MAX_POSITION)}" for place, pair in pairs)  # as a tsvector
+    return words, words, f"{placed} {owner}"
 
 
 def _write_lexeme(pair: str) -> str:
     """Return a word for a pair of characters, whatever the server's rules for letters."""
     return "x" + "".join(f"{ord(each):06x}" for each in pair)
-
-
-def _write_pairs(text: str) -> str:
-    """Return the pairs of a text with their positions, as a tsvector."""
-    pairs = write_pairs(text).split()
-    return " ".join(f"{_write_lexeme(pair)}:{min(place, MAX_POSITION)}" for place, pair in enumerate(pairs, 1))
 
 
 def _write_phrase(phrase: Sequence[str]) -> str:

@@ -164,10 +164,7 @@ def diversify(scored: Sequence[Recollection], count: int, weights: Weights) -> l
         left.remove(best)
         taken.append(best)
         for entry in left:
-            overlap = _overlap(words[entry.item.id], words[best.item.id])
+            one, other = words[entry.item.id], words[best.item.id]
+            overlap = len(one & other) / (len(one | other) or 1)
             overlaps[entry.item.id] = max(overlaps[entry.item.id], overlap)
     return taken
-
-
-def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / (len(one | other) or 1)

@@ -168,7 +168,9 @@ class _ItemFile(DatabaseFile):
     def _insert(self, item: MemoryItem) -> MemoryItem:
         owner = name_owner(item.namespace)
         if item.place == 0:
-            item = attrs.evolve(item, place=self._next_place(item))
+            newest = "SELECT max(place) FROM items WHERE owner = ? AND session = ?"
+            (place,) = self.execute(newest, (owner, item.session)).fetchone()
+            item = attrs.evolve(item, place=int(place or 0) + 1)
         if item.held and self.execute("SELECT 1 FROM released_items WHERE id = ?", (item.id,)).fetchone() is not None:
             item = attrs.evolve(item, held=False)
         pairs, day = write_pairs(item.text), write_date(item.valid_from)
@@ -177,11 +179,6 @@ class _ItemFile(DatabaseFile):
         self.execute(_INSERT_TEXT, (number, item.text, pairs, day, owner))
         self.execute("INSERT INTO stale_vectors SELECT ? WHERE EXISTS (SELECT 1 FROM vector_model)", (number,))
         return item
-
-    def _next_place(self, item: MemoryItem) -> int:
-        newest = "SELECT max(place) FROM items WHERE owner = ? AND session = ?"
-        (place,) = self.execute(newest, (name_owner(item.namespace), item.session)).fetchone()
-        return int(place or 0) + 1
 
     def rebuild_text(self) -> int:
         """Write the pairs and days of all items again, and build the text index from them."""

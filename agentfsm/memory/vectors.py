@@ -91,10 +91,7 @@ class ItemVectors:
         except MisuseError as error:
             raise MisuseError(f"the items are kept, and are found by their words only: {error}") from error
         except Exception as error:  # noqa: BLE001  as above: the items are kept, and found by their words
-            self._report(error)
-
-    def _report(self, error: Exception) -> None:
-        _log.warning("items are without vectors until the next one is added or reindex(): %s", error)
+            _log.warning("items are without vectors until the next one is added or reindex(): %s", error)
 
     async def embed_missing(self) -> int:
         """Give a vector to all items without one; return their number. Texts that have a vector are not embedded."""

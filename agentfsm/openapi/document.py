@@ -248,8 +248,15 @@ class _Conversion:
                 }
             elif keyword != "pattern" or not _COSTLY_PATTERN.search(str(value)):
                 result[keyword] = self._convert(value, depth + 1, is_field=is_field and keyword in _SAME_FIELD)
-        _drop_missing_required(result, schema)
-        _convert_bounds(result)
+        # Properties that only responses have are removed, so a request does not require them.
+        required, properties = result.get("required"), schema.get("properties")
+        if isinstance(required, list) and isinstance(properties, Mapping):
+            removed = properties.keys() - result["properties"].keys()
+            result["required"] = [name for name in required if not (isinstance(name, str) and name in removed)]
+        # OpenAPI 3.0 has `exclusiveMinimum: true` beside `minimum`, JSON Schema a number.
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(result.get(exclusive), bool) and result.pop(exclusive) and bound in result:
+                result[exclusive] = result.pop(bound)
         return _allow_null(result) if schema.get("nullable") is True else result
 
     def _find_reference(self, schema: Mapping[str, Any]) -> str | None:
@@ -327,20 +334,6 @@ def _parse_yaml(text: str, file: Path) -> Any:
         return yaml.load(text, Loader)  # noqa: S506  a safe loader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise MisuseError(f"{str(file)!r} is not YAML: {error}") from error
-
-
-def _drop_missing_required(result: dict[str, Any], schema: Mapping[str, Any]) -> None:
-    """Properties that only responses have are removed, so a request does not require them."""
-    if isinstance(required := result.get("required"), list) and isinstance(schema.get("properties"), Mapping):
-        removed = schema["properties"].keys() - result["properties"].keys()
-        result["required"] = [name for name in required if not (isinstance(name, str) and name in removed)]
-
-
-def _convert_bounds(schema: dict[str, Any]) -> None:
-    """OpenAPI 3.0 has `exclusiveMinimum: true` beside `minimum`, JSON Schema a number."""
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
-            schema[exclusive] = schema.pop(bound)
 
 
 def _allow_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -73,15 +73,16 @@ class DueRuns:
 
     async def _look(self) -> float:
         """Create the runs that are due. Return the seconds until the next time."""
-        own = [record async for record in iter_schedule_records(self.agent.store) if self._is_own(record)]
+        own = [
+            record
+            async for record in iter_schedule_records(self.agent.store)
+            if isinstance(record.value, dict) and record.value.get("agent") == self.agent.name
+        ]
         if not own:
             return math.inf
         now = await self.agent.store.now()
         due_at = [await self._create_safely(record, now) for record in own]
         return max(min(due_at) - now, 0.0)
-
-    def _is_own(self, record: StoreRecord) -> bool:
-        return isinstance(record.value, dict) and record.value.get("agent") == self.agent.name
 
     async def _create_safely(self, record: StoreRecord, now: float) -> float:
         """Create the runs of one schedule that are due. Return the next time; infinity after an error."""

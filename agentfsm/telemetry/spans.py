@@ -141,7 +141,10 @@ class _SpanBuilder:
 
     def write_messages(self, messages: Sequence[Any]) -> str | None:
         """Return messages as they are exported; None to leave them out."""
-        return None if self.write is _write_nothing else self.write(_write_messages(messages))
+        if self.write is _write_nothing:
+            return None
+        written = [each for message in messages for each in _iter_message(message)]
+        return self.write(json.dumps(written, ensure_ascii=False))
 
     def build(self, name: str, start: float, attributes: Mapping[str, object], **more: Any) -> TraceSpan:
         return TraceSpan(
@@ -282,6 +285,7 @@ class _SpanBuilder:
         caller = caller_context(header)
         usage = run.usage
         model = self._own_model()
+        is_done = str(run.stop_reason) == "completed"
         attributes = {
             n.OPERATION: n.INVOKE_AGENT,
             n.AGENT_NAME: header.agent,
@@ -302,9 +306,11 @@ class _SpanBuilder:
             n.TARGET: header.target,
             n.USER: None if header.user is None else self.write(header.user),
             n.INPUT_MESSAGES: self.write_messages([UserMessage(parts=header.prompt)]),
-            n.OUTPUT_MESSAGES: self.write_messages([AssistantMessage(text=run.partial or _find_answer(run))]),
+            n.OUTPUT_MESSAGES: self.write_messages(
+                [AssistantMessage(text=run.partial or (run.answer if is_done else ""))]
+            ),
         }
-        failed = None if str(run.stop_reason) == "completed" else self.write(run.stop_message) or str(run.stop_reason)
+        failed = None if is_done else self.write(run.stop_message) or str(run.stop_reason)
         return [
             TraceSpan(
                 name=f"{n.INVOKE_AGENT} {header.agent}".strip(),
@@ -327,10 +333,6 @@ _SILENT: Final = frozenset({e.Observed, e.ToolStarted, e.ToolsReturned, e.Contin
 _SNAKE: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-def _find_answer(run: Run[Any]) -> str:
-    return run.answer if str(run.stop_reason) == "completed" else ""
-
-
 def _without_empty(attributes: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
@@ -349,11 +351,6 @@ def _usage_attributes(usage: Usage, asked: str, replied: str) -> dict[str, objec
     }
 
 
-def _write_messages(messages: Sequence[Any]) -> str:
-    """Return messages as JSON, in the form of the conventions."""
-    return json.dumps([each for message in messages for each in _iter_message(message)], ensure_ascii=False)
-
-
 def _iter_message(message: Any) -> Iterator[dict[str, object]]:
     if isinstance(message, ToolResult):
         part = {"type": "tool_call_response", "id": message.call_id, "response": message.content}
@@ -361,14 +358,12 @@ def _iter_message(message: Any) -> Iterator[dict[str, object]]:
         return
     if isinstance(message, AssistantMessage):
         parts: list[dict[str, object]] = [{"type": "text", "content": message.text}] if message.text else []
-        parts += [_write_call(call) for call in message.calls]
+        for call in message.calls:
+            arguments = json.loads(call.arguments)
+            parts.append({"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments})
         yield {"role": "assistant", "parts": parts}
         return
     role = "user" if isinstance(message, UserMessage) else "system"
     given = getattr(message, "parts", None)
     texts = [message.text] if given is None else [getattr(part, "text", f"[{type(part).__name__}]") for part in given]
     yield {"role": role, "parts": [{"type": "text", "content": text} for text in texts]}
-
-
-def _write_call(call: Any) -> dict[str, object]:
-    return {"type": "tool_call", "id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
