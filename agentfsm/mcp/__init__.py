@@ -19,9 +19,8 @@ with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 
 if TYPE_CHECKING:
-    from agentfsm.mcp.server.client_limits import ClientLimits
     from agentfsm.mcp.server.resources import Argument, Prompt, Resource
-    from agentfsm.mcp.server.service import MCPService
+    from agentfsm.mcp.server.service import ClientLimits, MCPService
 
 __all__ = [
     "Argument",
@@ -53,7 +52,7 @@ __all__ = [
 
 _SERVER_MODULES = {
     "Argument": "resources",
-    "ClientLimits": "client_limits",
+    "ClientLimits": "service",
     "MCPService": "service",
     "Prompt": "resources",
     "Resource": "resources",

@@ -1,6 +1,7 @@
-"""Announce changes to clients of the handshake revision; clients of 2026-07-28 listen on a stream.
+"""Distribute changes of lists and of runs, and announce them to clients of the handshake revision.
 
-Every client hears of changes of the lists of tools and resources, and of updates of the resources it has subscribed to.
+Clients of 2026-07-28 listen on a stream. The others hear of changes of the lists of tools and resources, and of updates
+of the resources they have subscribed to.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import mcp.types as m
 from anyio.abc import TaskGroup
 from mcp import MCPError
 from mcp.server.connection import Connection
-from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.input_requests import RequestContext
 
 # Maximum of subscriptions of one connection, which limits the memory for a client.
@@ -25,6 +31,15 @@ MAX_URIS: Final = 1_000
 MAX_URI_CHARS: Final = 2_000
 # Key of the client in the state of its connection.
 _STATE_KEY: Final = "agentfsm.client"
+
+
+class EventBus(InMemorySubscriptionBus):
+    """The SDK's bus, which the engine's synchronous callbacks can use too. No listener of a server waits or raises."""
+
+    def announce(self, event: ServerEvent) -> None:
+        """Distribute an event to all listeners."""
+        for listener in tuple(self._listeners.values()):
+            listener(event)
 
 
 @attrs.define(eq=False, repr=False)

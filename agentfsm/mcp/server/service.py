@@ -25,7 +25,7 @@ from mcp.server.subscriptions import ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm._lib.web import http_server as web
-from agentfsm._lib.web.http_connections import ConnectionLimits
+from agentfsm._lib.web.http_connections import MAX_CONNECTIONS, ConnectionLimits
 from agentfsm._lib.web.http_guard import (
     TOKEN_VARIABLE,
     App,
@@ -36,12 +36,11 @@ from agentfsm._lib.web.http_guard import (
 )
 from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
-from agentfsm.core.validation import NOT_NEGATIVE, require_type
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, require_type
+from agentfsm.core.value import Value
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
-from agentfsm.mcp.server.client_limits import ClientLimits
-from agentfsm.mcp.server.event_bus import EventBus
-from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, attach, subscribe, unsubscribe
-from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLimiter
+from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, EventBus, attach, subscribe, unsubscribe
+from agentfsm.mcp.server.http_sessions import MAX_SESSIONS, SESSION_IDLE_TIMEOUT_S, SessionLimiter
 from agentfsm.mcp.server.input_requests import RequestContext
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
 from agentfsm.mcp.server.served_runs import ServedRuns
@@ -60,6 +59,30 @@ ENDPOINT_PATH: Final = "/mcp"
 WATCH_S: Final = 1.0
 # Prefix of a cursor into the runs, which are listed after the resources.
 RUN_CURSOR_PREFIX: Final = "runs:"
+
+
+@attrs.frozen(kw_only=True)
+class ClientLimits(Value):
+    """Limits of one client over HTTP, which is an IPv4 address or a /64 network of IPv6: half of what there is.
+
+    Raises:
+        MisuseError: when a limit is below 1.
+    """
+
+    connections: int = attrs.field(default=MAX_CONNECTIONS // 2, validator=COUNT)
+    """Connections at once, 1 or more, of 512 for all clients. The one that has waited longest for a request is closed
+    for another.
+    """
+
+    sessions: int = attrs.field(default=MAX_SESSIONS // 2, validator=COUNT)
+    """Sessions at once, 1 or more, of 1,000 for all clients; only the handshake revision has sessions. The one that is
+    idle for longest ends for another.
+    """
+
+    calls: int = attrs.field(default=MAX_CALLS // 2, validator=COUNT)
+    """Calls in progress and waiting, 1 or more, of 1,000 for all clients. Further calls are refused."""
+
+
 _CLIENT_LIMITS: Final = require_type(ClientLimits, wanted="ClientLimits(...)")
 
 

@@ -29,15 +29,12 @@ _SUPPORTED_FORMATS: Final = frozenset(
 
 def unsupported_schema(schema: Mapping[str, JSON]) -> str | None:
     """Return the reason why the provider cannot enforce this schema; None if it can."""
-    return "Anthropic does not support recursive schemas" if _is_circular(schema) else None
-
-
-def _is_circular(schema: Mapping[str, JSON]) -> bool:
     targets = {name: set(_iter_references(_resolve_reference(schema, name))) for name in _iter_references(schema)}
     while ends := [name for name, others in targets.items() if not others & targets.keys()]:
         for name in ends:
             del targets[name]
-    return bool(targets)  # the remaining references lead only to each other
+    # The remaining references lead only to each other.
+    return "Anthropic does not support recursive schemas" if targets else None
 
 
 def _iter_references(value: object) -> Iterator[str]:

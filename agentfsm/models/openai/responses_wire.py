@@ -329,7 +329,17 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
     check_count(sum(item["type"] == "function_call" for item in items), len(items))
     said = [part for item in items if item["type"] == "message" for part in read_field(item, "content", list, [])]
     refused = any(read_field(part, "refusal", str, "") for part in said)
-    calls = tuple([_to_proposed_call(item) for item in items if item["type"] == "function_call"])
+    calls = tuple(
+        [
+            ProposedCall(
+                id=read_field(item, "call_id", str, ""),
+                name=read_field(item, "name", str, ""),
+                arguments=read_arguments(item),
+            )
+            for item in items
+            if item["type"] == "function_call"
+        ]
+    )
     unanswered = find_unanswered(items)
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reply(
@@ -369,14 +379,6 @@ def _read_stop_reason(response: object) -> FinishReason | None:
         msg = f"a response that is {status!r}: responses in the background are not supported"
         raise WireFormatError(msg)
     return None
-
-
-def _to_proposed_call(item: Item) -> ProposedCall:
-    return ProposedCall(
-        id=read_field(item, "call_id", str, ""),
-        name=read_field(item, "name", str, ""),
-        arguments=read_arguments(item),
-    )
 
 
 def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
