@@ -77,7 +77,11 @@ def encode_hosted_tools(request: Request) -> list[Block]:
     for tool in request.hosted_tools:
         if (why := unsupported_hosted_tool(tool)) is not None:
             raise ModelError(why)
-    return [_ENCODERS[type(tool)](tool) for tool in request.hosted_tools]
+    return list(map(_encode, request.hosted_tools))
+
+
+def _encode(tool: Any) -> Block:
+    return _ENCODERS[type(tool)](tool)
 
 
 def hosted_fields(request: Request, provider: str) -> Block:
