@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import html
+import json
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -55,7 +56,8 @@ _SPELT: Final = re.compile(
 _SPELT_WORDS: Final = re.compile(r"(?<![^\W_])[^\W_](?:[\W_]{1,3}[^\W_]){7,}(?![^\W_])")
 _DOTTED: Final = re.compile(r"[^\W_]+(?:[.@_+-][^\W_]+)+")
 # An address up to the end of its host, and names of hosts and all that stands where an address has its host.
-_ADDRESS: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"\s*https?://([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
+_DOMAIN: Final = re.compile(r"(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?")
 _PLACE: Final = re.compile(r"(?<=//)[^/?#\s]+|[\w-]+(?:\.[\w-]+)+")
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _TO_SPACES: Final = bytes([code if chr(code).isalnum() and code < 128 else 32 for code in range(256)])
@@ -118,9 +120,10 @@ def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     the user, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
     `restricted`. Also found are words that are escaped, backwards, spaced, joined, or in ROT13, base64, base32,
     hexadecimal and the like. Not counted are common words, those with fewer than 3 letters or digits, those that
-    untrusted content has brought first, the name of a host that the user's data names, and words that a read-only tool
-    has got for the same hosts before the run had read untrusted content. A call that the user has ordered in his own
-    words is exempt. Arguments and data that are too long to be compared in about 20 ms count as a leak.
+    untrusted content has brought first, the host of an address that the user's data names, and words that a
+    read-only tool has got for the same hosts before the run had read untrusted content. A call that the user has
+    ordered in his own words is exempt. Arguments and data that are too long to be compared in about 20 ms count as a
+    leak.
 
     Args:
         verdict: Verdict on such a call; `"refuse"` refuses it.
@@ -153,6 +156,23 @@ class _Text:
     def joined(self) -> bytes:
         return self.folded.encode("ascii", "ignore").translate(_TO_SPACES).replace(b" ", b"")
 
+    def names(self, host: str) -> bool:
+        """Return whether an address in the text has this host, as a whole. The user may leave out its `https://`."""
+        if host not in self.folded:
+            return False
+        is_said = self.known.name in {"prompt", "input"} and _DOMAIN.fullmatch(host) is not None
+        before = r"(?:https?://|(?<![\w.@:/?#=&%+-]))" if is_said else r"https?://"
+        return re.search(rf"{before}{re.escape(host)}(?![\w@%+]|[.:-]+[\w@%+])", self.folded) is not None
+
+    def lists(self, places: Collection[str], defaults: Mapping[str, object]) -> bool:
+        """Return whether the text is the arguments of a call with all of these hosts and values."""
+        try:
+            given = json.loads(self.known.text)
+        except (ValueError, RecursionError):
+            return False
+        leaves = [_fold(str(each)) for each in list_leaves({**defaults, **given} if isinstance(given, dict) else given)]
+        return {*leaves, *[place for leaf in leaves for place in _PLACE.findall(leaf)]}.issuperset(places)
+
     def has(self, word: str) -> bool:
         """Return whether a word is in the text: within others if it is long, or in a script without spaces."""
         if not word.isascii():
@@ -175,7 +195,7 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
     folded = {_fold(leaf) for leaf in leaves}
     for leaf in dict.fromkeys(leaves):
         address = _ADDRESS.match(leaf)
-        is_named = address is not None and any(_fold(address[1]) in each.folded for each in private)
+        is_named = address is not None and any(each.names(_fold(address[1])) for each in private)
         words = _list_words(leaf[address.end() :] if address is not None and is_named else leaf)
         work += size * sum(map(len, words.values()))
         for word, parts in words.items():
@@ -214,7 +234,7 @@ def _is_known_outside(
         has = sought in known.text if _ADDRESS.match(sought) else text.has(sought)
         if known.is_written:
             is_search = call.tool.read_only and known.name == call.tool.name and not is_tainted
-            if has and is_search and all(place in text.folded for place in places):
+            if has and is_search and text.lists(places, call.defaults):
                 return True
             is_written = is_written or has
         elif Label.UNTRUSTED in known.labels:

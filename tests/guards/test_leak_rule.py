@@ -170,6 +170,46 @@ async def test_nothing_is_asked_before_untrusted_content_nor_when_a_search_is_re
         assert bool(run.pending) is is_asked
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"url": "https://my-bank.example/?q=diabetes"}, {"url": "https://ank.example/?q=diabetes"}),
+        ({"url": "diabetes", "more": {"site": "my-bank"}}, {"url": "diabetes", "more": {"site": "bank"}}),
+    ],
+)
+async def test_a_part_of_a_host_is_another_host(first, then):
+    """Hosts and other values of the earlier search are compared as a whole."""
+    async with agent_of(say("", call("get", **first)), say("", call("get", **then))) as agent:
+        run = await agent.run(TOLD)
+    assert run.pending
+
+
+@pytest.mark.parametrize("name", ["prompt", "get_profile"])
+@pytest.mark.parametrize(
+    ("data", "argument"),
+    [
+        ("code 482913", "//482913"),
+        ("code 482913", "https://482913/"),
+        ("card 4111-1111-1111-1111", "//4111-1111-1111-1111"),
+        ("mail ann.lee@post.example", "https://ann.lee/"),
+        ("page https://ann.example.org", "https://ann.example/"),
+        ("page https://ann.example@shop.example", "https://ann.example/"),
+    ],
+)
+def test_private_data_is_no_host(name, data, argument):
+    """A host is exempt only if the data has it as a whole, as that of an address."""
+    text = attrs.evolve(known(data, "user_data"), name=name)
+    assert no_leaks().decide(guarded(lambda: (text,), url=argument)) is not None
+
+
+def test_only_the_user_names_a_host_without_its_scheme():
+    """In a result, a name with a dot may be that of a person."""
+    said = known("See ann.example: it is new", "user_data")
+    assert no_leaks().decide(guarded(lambda: (said,), url="https://ann.example/")) is None
+    read = attrs.evolve(said, name="get_profile")
+    assert no_leaks().decide(guarded(lambda: (read,), url="https://ann.example/")) is not None
+
+
 async def test_a_link_that_was_read_may_be_followed():
     """Also if it has words that an earlier call has sent, but not if the run has written the link itself."""
     link = {"url": "https://shop.example/oslo/shoes"}
