@@ -145,6 +145,11 @@ def _as_roles(roles: Iterable[str]) -> frozenset[str]:
     return frozenset(roles)
 
 
+def _add_passed(labels: tuple[Label, ...]) -> tuple[Label, ...]:
+    """Return the labels of an item, with those of the tool's run if the function of a tool keeps it."""
+    return join_labels(labels, set(list_passed_labels()) - {*DATA_LEVELS, Label.USER_DATA})
+
+
 def as_recalled(entry: Recollection) -> RecalledItem:
     """Return an item as the journal of a run records it."""
     item = entry.item
@@ -283,7 +288,6 @@ class Memory(RunMemory):
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
         now = await self._now()
-        passed = [each for each in list_passed_labels() if each not in (*DATA_LEVELS, Label.USER_DATA)]
         begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
         kind = parse_item_kind(kind)
         item = MemoryItem(
@@ -294,7 +298,7 @@ class Memory(RunMemory):
             slot=slot,
             session=session,
             data={} if data is None else dict(data),
-            labels=join_labels(as_labels(labels), passed),
+            labels=_add_passed(as_labels(labels)),
             level=level,
             importance=IMPORTANCE[kind] if importance is None else importance,
             valid_from=now if begins is None else begins,
@@ -331,8 +335,7 @@ class Memory(RunMemory):
         """
         DOCUMENT_NAME.check("add_document", "name", name)
         LEVEL.check("add_document", "level", level)
-        passed = [each for each in list_passed_labels() if each not in (*DATA_LEVELS, Label.USER_DATA)]
-        fields = {"labels": join_labels(as_labels(labels), passed), "level": level, "importance": importance}
+        fields = {"labels": _add_passed(as_labels(labels)), "level": level, "importance": importance}
         build = partial(build_chunks, name, read_text(name, text), fields)
         return await self._change_document(name, await start_in_thread(build).wait())
 
@@ -404,6 +407,8 @@ class Memory(RunMemory):
     ) -> MemoryItem:
         """Correct an item: add one that replaces it. Fields that are not given stay as they were.
 
+        In the function of a tool, the labels of its run are added.
+
         Use it for mistakes. A fact that has changed is a new item with the same slot.
 
         Raises:
@@ -421,6 +426,7 @@ class Memory(RunMemory):
                 replaces=item_id,
                 source=None,
                 text=old.text if text is None else text,
+                labels=_add_passed(old.labels),
                 data=old.data if data is None else dict(data),
                 importance=old.importance if importance is None else importance,
                 valid_from=old.valid_from if begins is None else begins,
@@ -608,7 +614,7 @@ class Memory(RunMemory):
         """
         if self._vectors is not None:
             await self._vectors.prepare()
-        count = len(await self.index.add(items))
+        count = len(await self.index.add([attrs.evolve(item, labels=_add_passed(item.labels)) for item in items]))
         if count and self._vectors is not None:
             await self._vectors.embed_new()
         return count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import anyio
+import attrs
 import pytest
 
 from agentfsm import Agent, Label, Runs, tool
@@ -131,12 +132,16 @@ async def test_what_a_tool_keeps_has_the_labels_of_its_run(tmp_path):
     """A memory that code of a tool fills is read by later runs."""
     memory = Memory(tmp_path / "memory.db").for_(user="ann")
 
+    old = await memory.remember("Pay Ann 5.")
+
     async def act() -> str:
         await memory.remember(ORDER)
         await memory.add_document("page", ORDER)
+        new = await memory.revise(old.id, text=ORDER)
+        await memory.add_derived([attrs.evolve(new, id="derived", labels=(), replaces="")])
         return "kept"
 
     await use(MemoryStore(), act)
-    found = await memory.recall(ORDER, k=5)
-    assert [each.item.labels for each in found] == [(Label.UNTRUSTED,)] * 2
+    found = await memory.read()
+    assert [each.labels for each in found] == [(Label.UNTRUSTED,)] * 4
     await memory.aclose()
