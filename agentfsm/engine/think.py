@@ -42,6 +42,7 @@ from agentfsm.engine.model_calls.view import build_view
 from agentfsm.engine.recall import recall
 from agentfsm.engine.repeat_answer import repeat_answer
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
+from agentfsm.ports.guards import list_hosted_labels
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
@@ -275,7 +276,11 @@ def _label_hosted(execution: Execution, hosted: HostedContent) -> HostedContent:
     """Return the outcome of the provider's own tools, with the labels that the agent declares for them."""
     names = {call.tool.partition(".")[0] for call in hosted.calls}
     tools = [tool for tool in execution.config.registry.hosted if tool.name in names or not names]
-    return attrs.evolve(hosted, labels=join_labels(*[tool.labels for tool in tools])) if tools else hosted
+    return (
+        attrs.evolve(hosted, labels=join_labels(*[list_hosted_labels(tool, execution.config.guards) for tool in tools]))
+        if tools
+        else hosted
+    )
 
 
 async def _ask_with_eager_calls(execution: Execution, request: PreparedRequest, calls: ToolCalls) -> StepOutcome:

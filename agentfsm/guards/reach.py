@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource,
 from agentfsm.guards.call_rules import LabelRule, ToolRule
 from agentfsm.guards.guard import Guard
 from agentfsm.guards.leak_rule import LeakRule
-from agentfsm.ports.guards import GuardedCall
+from agentfsm.ports.guards import GuardedCall, list_hosted_labels
 
 if TYPE_CHECKING:
     from agentfsm.ports.guards import CallGuard, ToolTraits
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentfsm.tools.tool import Tool
 
 
-def find_labels(tools: ToolRegistry, guards: Iterable[CallGuard]) -> frozenset[Label]:
+def find_labels(tools: ToolRegistry, guards: Sequence[CallGuard]) -> frozenset[Label]:
     """Return the labels that runs of an agent with these tools may come to have.
 
     Those of prompts and inputs (`labels=`) are not known. If tools are not known yet, or agents are among them, all
@@ -30,7 +30,7 @@ def find_labels(tools: ToolRegistry, guards: Iterable[CallGuard]) -> frozenset[L
     if tools.sources or any(tool.kind is ToolKind.AGENT for tool in tools):
         return frozenset(Label)
     is_distrusted = any(guard.distrusts(tool.traits) for guard in guards for tool in tools)
-    found = join_labels(*[tool.labels for tool in tools], *[tool.labels for tool in tools.hosted])
+    found = join_labels(*[tool.labels for tool in tools], *[list_hosted_labels(tool, guards) for tool in tools.hosted])
     return frozenset((*found, Label.UNTRUSTED) if is_distrusted else found)
 
 

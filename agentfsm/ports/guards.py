@@ -11,7 +11,8 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header
-from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
+from agentfsm.core.hosted_tools import HostedTool, ImageGeneration
+from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.messages import HostedContent, Message
 from agentfsm.core.value import Value
 
@@ -33,7 +34,7 @@ class ToolTraits(Value):
     """Whether a call may change something: the tool is a function that is neither read-only nor declared harmless."""
 
     is_unclear_reader: bool = False
-    """Whether the tool reads something and declares nothing about text of strangers; False for agents and the user."""
+    """Whether the tool reads something and declares nothing about text of strangers; False for agents."""
 
     is_sandboxed: bool = False
     """Whether the tool runs code in a sandbox: it may act on the texts that it reads, and not only on its arguments."""
@@ -270,6 +271,13 @@ def describe_guard(guard: CallGuard) -> str:
     """Return a guard as it is written in code, or the name of its class if that defines no text."""
     kind = type(guard)
     return kind.__qualname__ if kind.__str__ is object.__str__ else str(guard)
+
+
+def list_hosted_labels(tool: HostedTool, guards: Iterable[CallGuard]) -> tuple[Label, ...]:
+    """Return the labels of a tool of the provider, and `untrusted` if a guard distrusts one that has no labels."""
+    is_unclear = not tool.labels and not isinstance(tool, ImageGeneration)
+    traits = ToolTraits(name=tool.name, labels=tool.labels, read_only=tool.read_only, is_unclear_reader=is_unclear)
+    return join_labels(tool.labels, [Label.UNTRUSTED] if any(guard.distrusts(traits) for guard in guards) else ())
 
 
 def check_guard(place: str, value: object) -> None:

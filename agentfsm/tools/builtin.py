@@ -104,7 +104,7 @@ async def _find_tools(ctx: RunContext[Any], query: str) -> str:
 @cache
 def ask_user() -> Tool[..., Any]:
     """Return the tool with which a model asks the user: the call waits, and the answer is its result."""
-    return make_tool(_ask_user, name=ASK_USER, external=True, permission=Level.READ)
+    return make_tool(_ask_user, name=ASK_USER, external=True, reads_untrusted=False, permission=Level.READ)
 
 
 def _ask_user(question: str) -> str:
@@ -125,6 +125,7 @@ def wait() -> Tool[..., Any]:
         _wait,
         name="wait",
         external=True,
+        reads_untrusted=False,
         permission=Level.READ,
         waits_for=PendingKind.INPUT,
         answer_expires_s=lambda a: a.seconds,

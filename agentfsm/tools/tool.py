@@ -430,7 +430,7 @@ class Tool(Generic[P, R]):
             labels=self.labels,
             read_only=self.read_only,
             changes=not (self.read_only or self.harmless or self.external or self.kind is ToolKind.AGENT),
-            is_unclear_reader=self.reads_untrusted is None and not self.external and self.kind is not ToolKind.AGENT,
+            is_unclear_reader=self.reads_untrusted is None and self.kind is not ToolKind.AGENT,
             is_sandboxed=self.sandbox is not None,
             sends_arguments=self.sends_arguments,
         )

@@ -8,6 +8,7 @@ import pytest
 
 from agentfsm import Agent, MisuseError, Settings, StopReason, tool
 from agentfsm.core.messages import Citation, HostedFile
+from agentfsm.guards import Guard
 from agentfsm.models import (
     Anthropic,
     CodeExecution,
@@ -48,6 +49,7 @@ def message(*content, stop="end_turn", **more):
 
 
 IMAGE = {"id": "ig_1", "type": "image_generation_call", "status": "completed", "result": PIXEL, "output_format": "png"}
+SEARCH = {"id": "fs_1", "type": "file_search_call", "status": "completed", "queries": ["euro"], "results": None}
 PROVIDER_ITEMS = {
     "an image": IMAGE,
     "a hosted MCP call": {
@@ -158,6 +160,21 @@ async def test_hosted_tools_that_were_used_bring_their_labels(tools, item, expec
     """Those that the agent declares for the tool; a tool that the provider did not use brings none."""
     replies = [response(PROVIDER_ITEMS[item], text("ok"))]
     run, _ = await run_against(OpenAIResponses, replies, "gpt-5", tools=tools)
+    assert tuple(run.labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosted", "item", "expected"),
+    [
+        (FileSearch(vector_store_ids=["vs_1"]), SEARCH, ("untrusted",)),
+        (FileSearch(vector_store_ids=["vs_1"], labels=["internal"]), SEARCH, ("internal",)),
+        (ImageGeneration(), IMAGE, ()),
+    ],
+)
+async def test_strict_distrusts_hosted_tools_without_labels(hosted, item, expected):
+    """An image is no text; labels of the agent are a declaration."""
+    replies = [response(item, text("ok"))]
+    run, _ = await run_against(OpenAIResponses, replies, "gpt-5", tools=[hosted], guards=[Guard.strict()])
     assert tuple(run.labels) == expected
 
 
