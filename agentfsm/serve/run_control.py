@@ -51,7 +51,7 @@ async def approve_call(
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
-    runs = gateway.decide_as(caller)
+    runs = await gateway.decide_as(caller, header.id)
     await runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
@@ -68,7 +68,7 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
     text = admit_answer(message, caller.user)
-    await gateway.decide_as(caller).reject(waiting, call_id, by=caller.user, message=text)
+    await (await gateway.decide_as(caller, header.id)).reject(waiting, call_id, by=caller.user, message=text)
 
 
 async def decide_calls(
@@ -101,7 +101,7 @@ async def decide_calls(
 
     text = admit_answer(message, caller.user)
     yes, no = ([find(each) for each in shown] for shown in (approve, reject))
-    await gateway.decide_as(caller).decide(approve=yes, reject=no, message=text, by=caller.user)
+    await (await gateway.decide_as(caller, header.id)).decide(approve=yes, reject=no, message=text, by=caller.user)
 
 
 async def answer_call(
@@ -125,7 +125,7 @@ async def answer_call(
     header = await gateway.open_run(run_id, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
     given = admit_answer(content, caller.user)
-    await gateway.decide_as(caller).answer(
+    await (await gateway.decide_as(caller, header.id)).answer(
         waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest
     )
 
@@ -152,7 +152,9 @@ async def send_text(
     header = await gateway.open_run(run_id, caller, is_control=True)
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
-    await gateway.decide_as(caller).send(header.id, parts, key=key, priority=priority, kind=kind, by=caller.user)
+    await (await gateway.decide_as(caller, header.id)).send(
+        header.id, parts, key=key, priority=priority, kind=kind, by=caller.user
+    )
 
 
 async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: str = "") -> None:
@@ -165,4 +167,4 @@ async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: 
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
     text = admit_answer(message, caller.user)
-    await gateway.decide_as(caller).cancel(header.id, by=caller.user, message=text)
+    await (await gateway.decide_as(caller, header.id)).cancel(header.id, by=caller.user, message=text)

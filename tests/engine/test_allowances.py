@@ -6,7 +6,7 @@ from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, S
 from agentfsm.agents.decisions import describe_allowance
 from agentfsm.agents.runs import Runs
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven
-from agentfsm.guards import Guard, ask, refuse
+from agentfsm.guards import Guard, ask, max_calls, refuse
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import names
@@ -236,3 +236,32 @@ async def test_another_rule_still_asks(store):
     run = await agent.resume(run.id)
     assert paid == [("Ann", 5), ("Ann", 7)]
     assert [item.arguments["cents"] for item in run.pending] == [900]
+
+
+async def test_it_does_not_answer_a_quota(store):
+    """The calls of the session count, without those after it in the reply."""
+    paid = []
+    guard = Guard(ask("pay"), max_calls("pay", 3, verdict="ask"))
+    later = [call("pay", to="Ann", cents=cents) for cents in (6, 7, 8)]
+    agent = make_clerk(store, paid, [ANN], later, guard=guard)
+    run = await agent.run("Help.")
+    await approve(store, run)
+    run = await agent.resume(run.id)
+    assert [item.arguments["cents"] for item in run.pending] == [8]
+    await approve(store, run, allow=())
+    await agent.resume(run.id)
+    assert sorted(paid) == [("Ann", 5), ("Ann", 6), ("Ann", 7), ("Ann", 8)]
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+async def test_it_does_not_answer_a_rule_whose_text_another_one_has(store, is_same):
+    """Two rules with a lambda have one text. The same rule, in two guards, is one."""
+    paid = []
+    some = ask(Rule("pay", lambda a: a.cents < 100))
+    other = some if is_same else ask(Rule("pay", lambda a: a.cents >= 100))
+    again = [call("pay", to="Ann", cents=7 if is_same else 900)]
+    agent = make_clerk(store, paid, [ANN], again, guard=Guard(Guard(some), other))
+    run = await agent.run("Help.")
+    await approve(store, run)
+    run = await agent.resume(run.id)
+    assert bool(run.pending) is not is_same
