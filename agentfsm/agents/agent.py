@@ -859,9 +859,13 @@ class Agent(Generic[A_co]):
             forked_at=at,
             forked_by=as_text(by, "by"),
         )
-        if (prompt is not None or edit) and (passed := list_passed_labels()):
-            known = {source.label: source for source in header.labels}
-            header = attrs.evolve(header, labels=_list_label_sources(header, passed, known))
+        passed = list_passed_labels() if prompt is not None or edit else ()
+        if prompt is None and (stored.header.parent is not None or stored.header.caller is not None):
+            passed = join_labels(passed, [Label.USER_DATA])  # a model or a tool has written it: it is no order
+        if passed:
+            others = [source for source in header.labels if source.label not in passed]
+            own = _list_label_sources(attrs.evolve(header, history=()), passed, {})
+            header = attrs.evolve(header, labels=(*others, *own))
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if self.driver.config.counted_tools:
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))

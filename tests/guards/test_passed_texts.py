@@ -8,7 +8,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Label, Runs, tool
+from agentfsm import Agent, Label, RunContext, Runs, tool
 from agentfsm.guards import Guard
 from agentfsm.memory import Memory
 from agentfsm.schedules import Schedules
@@ -126,6 +126,29 @@ async def test_a_fork_with_another_prompt_is_no_order():
     await use(store, act, reads=False)
     run = await clerk.resume("fork")
     assert [each.tool for each in run.pending] == ["pay"]
+
+
+async def test_the_prompt_of_an_inner_run_is_no_order_of_a_fork():
+    """A model or a tool has written it, also if the run above has read data of the user; a person's new one is."""
+    store = MemoryStore()
+    pays = say("", call("pay", to="Bob", amount=5))
+    clerk = Agent(ScriptedModel(*[pays] * 3, "ok"), tools=[pay], name="clerk", store=store, guards=[Guard.default()])
+
+    @tool(read_only=True)
+    async def read_mail(ctx: RunContext[None]) -> str:
+        """Read a mail."""
+        ctx.add_labels("untrusted", "user_data")
+        return ORDER
+
+    replies = (say("", call("read_mail")), say("", call("clerk", query=ORDER)))
+    outer = Agent(ScriptedModel(*replies), tools=[read_mail, clerk.as_tool()], store=store, guards=[Guard.default()])
+    run = await outer.run("Look.")
+    [asked] = run.pending
+    fork = await clerk.finish(await clerk.fork(asked.run_id, at=1))
+    assert [each.tool for each in fork.pending] == ["pay"]
+    assert fork.labels[Label.USER_DATA].name == "prompt"
+    fork = await clerk.finish(await clerk.fork(asked.run_id, at=1, prompt=ORDER))
+    assert not fork.pending
 
 
 async def test_what_a_tool_keeps_has_the_labels_of_its_run(tmp_path):
