@@ -13,6 +13,7 @@ from agentfsm.serve.errors import ForbiddenError
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
     from agentfsm.core.inbox import Priority
+    from agentfsm.core.labels import Label
     from agentfsm.core.run_ids import DerivedId
     from agentfsm.serve.access import Caller
     from agentfsm.serve.bodies import ShownCall
@@ -139,6 +140,7 @@ async def send_text(
     key: DerivedId | None = None,
     priority: Priority | str = "normal",
     kind: InputKind = InputKind.USER,
+    labels: Sequence[Label] = (),
 ) -> None:
     """Send a run input, as the caller, once for each key.
 
@@ -153,7 +155,7 @@ async def send_text(
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
     await (await gateway.decide_as(caller, header.id)).send(
-        header.id, parts, key=key, priority=priority, kind=kind, by=caller.user
+        header.id, parts, key=key, priority=priority, kind=kind, labels=labels, by=caller.user
     )
 
 

@@ -89,7 +89,9 @@ async def test_a_run_is_that_of_the_key(mode):
         assert await said(client, "status", run_id=run_id) == await said(client, "result", run_id=run_id) == run
         shown = (await server.get(f"/v1/runs/{run_id}", headers=named("ann", "acme"))).json()
         assert (shown["user"], shown["session"], shown["output"]) == ("ann", "s", "hello")
-        assert (await agent.load(run_id)).header.tenant == "acme"
+        header = (await agent.load(run_id)).header
+        assert header.tenant == "acme"
+        assert [(each.label, each.name) for each in header.labels] == [("user_data", "prompt")]  # a model wrote it
         await said(client, "start", prompt="more", session="s", agent="greeter")
         pages = [await said(client, "list", limit=1, session="s")]
         pages.append(await said(client, "list", limit=1, session="s", after=pages[0]["after"]))

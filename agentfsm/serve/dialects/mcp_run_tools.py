@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # pydantic refuses that of typing befor
 
 from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.core.errors import AgentError, MisuseError, first_error
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.serve.access import Caller
@@ -39,6 +40,8 @@ MAX_WAIT_S: Final = 300.0
 TIMEOUT_S: Final = 30.0
 # Calls of all clients in progress. A call that waits for a run costs a task.
 MAX_CALLS: Final = 1_000
+# Labels of what comes as an argument of a tool: a model of the client has written it, so it is no order of the user.
+_WRITTEN: Final = (Label.USER_DATA,)
 # Runs in a page of the list.
 PAGE_SIZE: Final = 20
 
@@ -159,7 +162,9 @@ class CallerRunTools:
             key: A key of your choice; a second call with the same key and prompt returns the same run.
         """
         check_scope(ctx.deps, "run")
-        started, _ = await self.gateway.start_run(ctx.deps, prompt, agent=agent, session=session, key=key)
+        started, _ = await self.gateway.start_run(
+            ctx.deps, prompt, agent=agent, session=session, key=key, labels=_WRITTEN
+        )
         return await self._wait_for(ctx, started, wait_s)
 
     async def send(self, ctx: _Context, run_id: _Name, text: _Text) -> Noted:
@@ -170,7 +175,7 @@ class CallerRunTools:
             run_id: Id of the run.
             text: The message.
         """
-        await send_text(self.gateway, ctx.deps, run_id, text)
+        await send_text(self.gateway, ctx.deps, run_id, text, labels=_WRITTEN)
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, ctx: _Context, run_id: _Name) -> RunDocument:
