@@ -82,7 +82,7 @@ from agentfsm.streaming import log
 from agentfsm.streaming.detached_task import cut_off_owned
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
-from agentfsm.tools.executing_call import current_call, list_passed_labels
+from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.schema.binding import Arguments
@@ -884,7 +884,9 @@ class Agent(Generic[A_co]):
             raise
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
-        return self.driver.attach_decoder(begin_run(header, before).fold(events) if stopped is None else stopped)
+        run = begin_run(header, before).fold(events) if stopped is None else stopped
+        report_read_run(run)
+        return self.driver.attach_decoder(run)
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Rebuild a run from its journal without calling a model or a tool, and check the hash of each request.

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -70,7 +71,7 @@ from agentfsm.ports.store import (
 )
 from agentfsm.ports.stored import Feedback
 from agentfsm.stores.rules import check_run_id
-from agentfsm.tools.executing_call import list_passed_labels, report_read_run
+from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
@@ -241,7 +242,10 @@ class Runs:
             RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
-        return (await self.store.read(run_id)).events
+        stored = await self.store.read(run_id)
+        if current_call() is not None:
+            await self.load(run_id)  # the call gets the labels of the run
+        return stored.events
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
         """Return the events of a run's journal as they are written: `async for item in runs.events(run_id): ...`.
@@ -263,7 +267,8 @@ class Runs:
         """
         check_run_id(run_id)
         COUNT_OR_ZERO.check("events", "after", after)
-        return JournalFollower(self.store, run_id, after)
+        on_read = None if current_call() is None else partial(self.load, run_id)
+        return JournalFollower(self.store, run_id, after, on_read)
 
     async def wait(self, run_id: str) -> Run:
         """Wait until a run that a worker executes is over or waits for a person, input or a time, and return it.
@@ -289,7 +294,10 @@ class Runs:
             RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
-        return await audit_run_tree(self.store, run_id)
+        records = await audit_run_tree(self.store, run_id)
+        if current_call() is not None:
+            await self.load(run_id)
+        return records
 
     async def influence(self, run_id: str, call_id: str) -> tuple[Influence, ...]:
         """Return the deeds by which persons have shaped a call of a run: they may not decide on it under four eyes.

@@ -10,7 +10,7 @@ import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -144,6 +144,9 @@ class JournalFollower(AsyncIterator[JournalEvent]):
     store: Store
     run_id: str
     after: int
+    on_read: Callable[[], Awaitable[object]] | None = None
+    """Callback for events that were read, before they are returned; None for none."""
+
     _tail: JournalTail | None = attrs.field(default=None, init=False)
     """Tail of the journal, created when the first event is requested."""
 
@@ -164,16 +167,18 @@ class JournalFollower(AsyncIterator[JournalEvent]):
 
     async def _fetch(self) -> None:
         if self._tail is not None:
-            return self._enqueue(self._tail, await self._tail.wait())
+            return await self._enqueue(self._tail, await self._tail.wait())
         # Start one event earlier: that proves that the version exists, and shows whether the run is already over.
         tail = JournalTail(self.store, self.run_id, max(0, self.after - 1))
         events = await tail.poll()
         if self.after and not events:
             raise MisuseError(f"run {self.run_id!r} has no version {self.after} yet: give after= a version that it has")
         self._tail = tail
-        return self._enqueue(tail, events)
+        return await self._enqueue(tail, events)
 
-    def _enqueue(self, tail: JournalTail, events: Sequence[Event]) -> None:
+    async def _enqueue(self, tail: JournalTail, events: Sequence[Event]) -> None:
+        if self.on_read is not None:
+            await self.on_read()
         first = tail.version - len(events) + 1
         placed = [JournalEvent(run_id=self.run_id, version=n, event=each) for n, each in enumerate(events, first)]
         self._ready += [each for each in placed if each.version > self.after]

@@ -468,9 +468,9 @@ async def test_labels_flow_into_an_inner_run_and_out_of_it(store):
     assert run.labels[Label.UNTRUSTED].call_id == "t2.0"
 
 
-@pytest.mark.parametrize("way", ["wait", "load"])
+@pytest.mark.parametrize("way", ["wait", "load", "fork", "history", "audit", "events"])
 async def test_labels_come_out_of_a_run_that_a_worker_executed(store, way):
-    """`wait` and `load` read the run as well as `run` does."""
+    """Each way to read the run reads it as well as `run` does."""
 
     @tool(read_only=True, reads_untrusted=True)
     async def fetch() -> str:
@@ -485,10 +485,12 @@ async def test_labels_come_out_of_a_run_that_a_worker_executed(store, way):
         run = await reader.submit("read it")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(reader.worker, until_idle=True))
-        return (await getattr(reader, way)(run.id)).output
+        found = getattr(reader, way)(run.id)
+        return str([each async for each in found] if way == "events" else await found)
 
     run = await caller(store, go).run("x")
-    assert results_of(run.messages)[0].labels == (Label.UNTRUSTED,)
+    own = (Label.USER_DATA,) if way == "fork" else ()  # the tool has written its prompt
+    assert results_of(run.messages)[0].labels == (Label.UNTRUSTED, *own)
 
 
 async def test_a_rollout_finds_the_arm_of_the_run_again(store):
