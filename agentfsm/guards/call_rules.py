@@ -266,12 +266,12 @@ class ChangeRule(CallGuard, Value):
 def is_ordered(call: GuardedCall) -> bool:
     """Return whether the user has said each text and number among the arguments, and there is one at least.
 
-    Values that the tool declares as defaults are left out.
+    Values that the tool declares as defaults are left out, and so are booleans and None. An empty text cannot be said.
     """
     if not call.said:
         return False
     chosen = [value for name, value in vars(call.arguments).items() if call.defaults.get(name, call) != value]
-    leaves = [value for value in list_leaves(chosen) if value != "" and not isinstance(value, bool)]
+    leaves = [value for value in list_leaves(chosen) if not isinstance(value, bool)]
     words = SaidWords(call.said)
     return bool(leaves) and all(map(words.has, leaves))
 

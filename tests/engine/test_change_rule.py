@@ -168,6 +168,20 @@ async def test_a_call_that_the_user_has_ordered_is_not_asked_about(prompt, argum
     assert len(done) == is_ordered
 
 
+async def test_an_empty_text_is_said_only_by_the_default_of_the_tool():
+    """Another one may stand for everything."""
+    for default, is_ordered in (("", True), ("spam", False)):
+
+        @tool
+        async def delete(folder: str, matching: str = default) -> str:
+            """Delete."""
+            return "deleted"
+
+        wanted = call("delete", folder="archive", matching="")
+        run = await run_both("read_page", wanted, "Empty my folder archive.", tools=(read_page, delete))
+        assert bool(run.pending) is not is_ordered
+
+
 async def test_only_the_words_of_the_user_count():
     """Those of an input count if it is not called untrusted; those of a program, a model or a result do not."""
     replies = (say("", call("read_page")), say("", call("pay", to="Bob", amount=5)))
