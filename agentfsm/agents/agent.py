@@ -864,8 +864,8 @@ class Agent(Generic[A_co]):
             passed = join_labels(passed, [Label.USER_DATA])  # a model or a tool has written it: it is no order
         if passed:
             others = [source for source in header.labels if source.label not in passed]
-            own = _list_label_sources(attrs.evolve(header, history=()), passed, {})
-            header = attrs.evolve(header, labels=(*others, *own))
+            given = _list_label_sources(attrs.evolve(header, history=()), passed, {})
+            header = attrs.evolve(header, labels=(*others, *given))
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if self.driver.config.counted_tools:
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))
