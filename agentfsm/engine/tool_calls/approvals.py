@@ -233,7 +233,7 @@ async def _find_allowance(execution: Execution, entry: OpenCall) -> Allowance | 
     if entry.call.name == PLAN_TOOL or is_outside_plan(run) or differs_from_plan(run, tool, entry.call):
         return None
     found = await find_allowance(execution, entry, partial(digest_call, execution.config, tool))
-    return found if found is not None and is_asked_only_by(execution, tool, entry.call, found.asked_by) else None
+    return found if found is not None and is_asked_only_by(execution, tool, entry, found.asked_by) else None
 
 
 _SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -26,7 +28,7 @@ from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText
+from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText, describe_guard
 from agentfsm.ports.screening import ScreenedText
 from agentfsm.tools.builtin import ASK_USER, READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -175,12 +177,30 @@ def _build_guarded_call(
     )
 
 
-def is_asked_only_by(execution: Execution, tool: Tool[..., Any], call: ToolCall, rule: str) -> bool:
-    """Return whether no other rule of the guards asks about a call. A detector may, wherever it is concerned."""
-    asked = _build_guarded_call(execution, tool, call, None, None)
+def is_asked_only_by(execution: Execution, tool: Tool[..., Any], entry: OpenCall, rule: str) -> bool:
+    """Return whether no other rule of the guards asks about a call. A detector may, wherever it is concerned.
+
+    A rule may have the same text as another one, such as two with a lambda. Then it is not known which one has asked.
+    """
+    later = dropwhile(lambda each: each.call.id != entry.call.id, execution.journal.run.open)
+    counting = [each for each in later if each.guarded is not None and each.guarded.counts]
+    placed = Counter([each.call.name for each in counting if each.phase is not Phase.FINISHED])
+    counted = add_counts(execution.budget.counted_calls, {name: -count for name, count in placed.items()})
+    asked = _build_guarded_call(execution, tool, entry.call, counted, None)
     if asked is None or any(screen.concerns(asked.tool) for screen in execution.config.screens):
         return False
-    return set(_list_asking_rules(execution.config.guards, asked)) <= {rule}
+    guards = execution.config.guards
+    alike = [each for each in _list_single_rules(guards) if describe_guard(each) == rule]
+    return all(each == alike[0] for each in alike) and set(_list_asking_rules(guards, asked)) <= {rule}
+
+
+def _list_single_rules(guards: Iterable[CallGuard]) -> list[CallGuard]:
+    """Return guards, and the rules of those that are sets of rules instead of them."""
+    found: list[CallGuard] = []
+    for guard in guards:
+        rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]  # of a set of rules
+        found += _list_single_rules(rules) or [guard]
+    return found
 
 
 def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[str]:
@@ -189,7 +209,7 @@ def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[
     for guard in guards:
         decision = guard.decide(asked)
         if decision is not None and decision.verdict is GuardVerdict.ASK:
-            rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]  # of a set of rules
+            rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]
             found += _list_asking_rules(rules, asked) or [decision.rule]
     return found
 
