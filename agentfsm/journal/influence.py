@@ -3,12 +3,14 @@
 A person shapes a call by a prompt, an input, an answer, the reason of a rejection or of a cancelled run below, edited
 arguments or an edited plan, a recorded outcome, or a fork. A deed after the call was written did not shape it, unless
 it is one to that call, and an approval that changes nothing shapes nothing. The deeds in a deleted run are unknown, so
-a call that depends on it is not approved at all.
+a call that depends on it is not approved at all. If its id was used again, the run that has it now is a later one than
+those that depend on the deleted run: it says nothing of them.
 """
 
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.messages import ToolCall
     from agentfsm.ports.store import Store
+    from agentfsm.ports.stored import StoredRun
 
 # Limit of a query for the child runs of a run: more than any run has.
 _MAX_CHILDREN: Final = 1_000_000
@@ -68,21 +71,21 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
         call_id: Id of the call.
     """
     found: dict[Influence, None] = {}
-    todo: list[tuple[str, str | None]] = [(run_id, call_id)]
-    seen: set[tuple[str, str | None]] = set()
+    todo: list[tuple[str, str | None, float]] = [(run_id, call_id, inf)]
+    seen: set[tuple[str, str | None, float]] = set()
     while todo:
         if (step := todo.pop()) in seen:
             continue
         seen.add(step)
         try:
-            stored = await store.read(step[0])
+            stored = await _read_earlier(store, step[0], step[2])
         except RunNotFoundError:
             found[_deleted(step[0])] = None
             continue
         header = stored.header
         deeds, before, agents = _list_deeds(header, stored.events, step[1])
         if header.after is not None:
-            todo.append((header.after, None))
+            todo.append((header.after, None, header.created_at))
         origins, lost_id = await _list_origins(store, header)
         if lost_id is not None:
             found[_deleted(lost_id)] = None
@@ -101,11 +104,23 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
             for made in before:
                 if (child := child_run_id(origin.id, made.id)) in children:
                     below[made.id] = child
-                    todo.append((child, None))
-                todo += [(each, None) for each in await _list_inner_runs(store, origin.id, made)]
+                    todo.append((child, None, inf))
+                todo += [(each, None, inf) for each in await _list_inner_runs(store, origin.id, made)]
         found |= dict.fromkeys([_deleted(child_run_id(header.id, each)) for each in agents if each not in below])
         found |= dict.fromkeys(deeds)
     return tuple(found)
+
+
+async def _read_earlier(store: Store, run_id: str, before: float) -> StoredRun:
+    """Return a run on which another one depends that was created at the time `before`.
+
+    Raises:
+        RunNotFoundError: if the store no longer has it, or its id was used again by a run that was created later.
+    """
+    stored = await store.read(run_id)
+    if stored.header.created_at > before:
+        raise RunNotFoundError(f"run {run_id!r} is another one than that which was deleted")
+    return stored
 
 
 def _deleted(run_id: str) -> Influence:
@@ -139,10 +154,10 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
     Raises:
         FourEyesError: if he has, or a run above was deleted, so that this is not known.
     """
-    at, call = run_id, call_id
+    at, call, before = run_id, call_id, inf
     while True:
         try:
-            stored = await store.read(at)
+            stored = await _read_earlier(store, at, before)
         except RunNotFoundError:
             raise _deleted_error(run_id, call_id, at) from None
         for event in stored.events:
@@ -155,23 +170,26 @@ async def check_not_approved(store: Store, run_id: str, call_id: str, by: str) -
                 )
         if (above := _find_call_above(stored.header)) is None:
             return
-        at, call = above
+        at, call, before = above
 
 
 def _deleted_error(run_id: str, call_id: str, lost_id: str) -> FourEyesError:
     return FourEyesError(
-        f"run {lost_id} was deleted, so it is not known who has shaped {call_id or 'the work'} of run {run_id}: reject "
-        "the call or cancel the run, and start a new one"
+        f"run {lost_id} was deleted, or its id was used again, so it is not known who has shaped "
+        f"{call_id or 'the work'} of run {run_id}: reject the call or cancel the run, and start a new one"
     )
 
 
-def _find_call_above(header: Header) -> tuple[str, str] | None:
-    """Return the run and the call that a run works for, or None if no call has started it."""
-    if header.parent is not None:
-        return header.parent, header.id.removeprefix(f"{header.parent}.")
+def _find_call_above(header: Header) -> tuple[str, str, float] | None:
+    """Return the run and the call that a run works for, and the latest time at which that run was created.
+
+    None: no call has started the run.
+    """
+    if header.parent is not None:  # with which it is deleted
+        return header.parent, header.id.removeprefix(f"{header.parent}."), inf
     if header.caller is not None:
         run_id, _, call_id = header.caller.rpartition("/")
-        return run_id, call_id
+        return run_id, call_id, header.created_at
     return None
 
 
@@ -231,7 +249,7 @@ async def _list_origins(store: Store, header: Header) -> tuple[list[tuple[Header
     shared = header.forked_at
     while (origin := found[-1][0].forked_from) is not None:
         try:
-            stored = await store.read(origin)
+            stored = await _read_earlier(store, origin, found[-1][0].created_at)
         except RunNotFoundError:
             return found, origin
         found.append((stored.header, tuple(stored.events[:shared])))

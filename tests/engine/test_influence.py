@@ -1,6 +1,7 @@
 """Four eyes: each deed that shapes a call bars its person from deciding on it, and nothing else does."""
 
 import json
+from contextlib import nullcontext
 
 import attrs
 import pytest
@@ -231,6 +232,19 @@ async def test_a_deletion_hides_no_deed(place):
         with pytest.raises(FourEyesError, match="shaped"):
             await runs.approve(run.id, item.call_id, by=person)
     await runs.reject(run.id, item.call_id, by="bob")
+
+
+@pytest.mark.parametrize("place", [the_origin_of_a_fork, above_a_run_of_a_tool], ids=lambda place: place.__name__)
+async def test_an_id_that_is_used_again_hides_no_deed(place):
+    """A new run with the id of the deleted one, as a client's key makes it, says nothing of what was done in that."""
+    store, run, needed = await place()
+    runs = Runs(store, four_eyes=True)
+    await runs.delete(needed)
+    await shop(store).run("again", id=needed, user="gil")
+    with pytest.raises(FourEyesError, match="used again"):
+        await runs.approve(run.id, run.pending[0].call_id, by="bob")
+    with pytest.raises(FourEyesError, match="used again") if run.header.caller else nullcontext():
+        await runs.send(run.id, "to FE1", by="bob")
 
 
 async def test_a_run_of_a_tool_is_deleted_after_the_run_that_it_works_for():
