@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -319,6 +320,19 @@ async def revoke_allowance(store: Store, allowance_id: str, *, by: str) -> Allow
         except ConflictError:  # revoked by another person at the same moment
             continue
     raise MisuseError(f"there is no allowance {allowance_id!r}, or it has ended: list the allowances of the run")
+
+
+async def end_allowances(store: Store, header: Header) -> None:
+    """Revoke the allowances that hold for a run, because four eyes are asked for: each call is decided on by itself."""
+    try:
+        prefix = build_prefix(await find_root(store, header))
+        records = await store.list_records(ALLOWANCES, prefix=prefix, limit=MAX_ALLOWANCES)
+    except MisuseError:  # the store keeps no records, so there are none
+        return
+    for each in map(read_allowance, records):
+        if each is not None and each.revoked_by is None:
+            with suppress(MisuseError, RunNotFoundError):  # it has ended by itself
+                await revoke_allowance(store, each.id, by="four eyes")
 
 
 async def list_allowances(store: Store, run_id: str) -> tuple[Allowance, ...]:

@@ -14,6 +14,7 @@ import attrs
 
 from agentfsm.agents.admission import admit, admit_messages
 from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
+from agentfsm.agents.decisions import end_allowances
 from agentfsm.agents.deltas import pass_deltas
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import (
@@ -182,6 +183,8 @@ class Gateway:
         drain: Drain | None = None,
         resume: bool = False,
     ) -> Run:
+        if self.four_eyes:  # also those of a run from before they were asked for
+            await end_allowances(self.runs.store, run.header)
         agent = self._find_release(run.header)
         self.counts.executions[agent.name] += 1
         self.counts.crashes[agent.name] += lease is not None and lease.abandoned
@@ -321,6 +324,8 @@ class Gateway:
             traceparent=current or traceparent,
             labels=labels,
         )
+        if self._asks_four_eyes(caller):
+            await end_allowances(self.runs.store, run.header)
         async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
             stored = (await chosen.submit(run)).header
         if stored.agent != chosen.name:  # another request was faster
@@ -445,9 +450,19 @@ class Gateway:
             if (why := agent.model.unsupported_part(part)) is not None:
                 raise MisuseError(f"{agent.model.name} cannot take this: {why}")
 
-    def decide_as(self, caller: Caller) -> Runs:
-        """Return the client by which a caller approves and settles calls, under four eyes if they are asked for."""
-        return attrs.evolve(self.runs, four_eyes=True) if self.four_eyes or caller.four_eyes else self.runs
+    def _asks_four_eyes(self, caller: Caller) -> bool:
+        return self.four_eyes or caller.four_eyes
+
+    async def decide_as(self, caller: Caller, run_id: str) -> Runs:
+        """Return the client by which a caller decides on the calls of a run, or speaks to it.
+
+        If four eyes are asked for, it is under them, and the allowances of the run end: what the caller does now may
+        shape a call that an allowance would let through.
+        """
+        if not self._asks_four_eyes(caller):
+            return self.runs
+        await end_allowances(self.runs.store, await self.runs.header(run_id))
+        return attrs.evolve(self.runs, four_eyes=True)
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or else that of a sub-agent."""

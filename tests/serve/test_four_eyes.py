@@ -9,13 +9,13 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm import Agent
+from agentfsm import Agent, ask_user
 from agentfsm.cli import main
 from agentfsm.serve import Caller
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateways import named, serving
-from tests.support.shaped_calls import WAYS, by_answer, shop
+from tests.support.shaped_calls import ASK, PAYMENT, WAYS, by_answer, pay, shop
 
 
 @pytest.fixture
@@ -131,6 +131,33 @@ async def test_a_key_of_its_own_four_eyes():
         body = {"call_id": item["call_id"], "digest": item["digest"]}  # the input came after the call was written
         answer = await client.post(f"/v1/runs/{run['id']}/approve", json=body, headers={"x-user": "eve"})
         assert answer.status_code == 202
+
+
+@pytest.mark.parametrize("deed", ["starts", "answers", "is executed"])
+async def test_what_was_allowed_before_four_eyes_ends(deed):
+    """It lets no call through after a new run or an answer of its giver, nor on a server that asks for four eyes."""
+    ann = Caller(user="ann", scopes=["admin"], four_eyes=deed != "is executed")
+    between = "done" if deed == "starts" else say("", ASK)
+    script = ScriptedModel(say("", PAYMENT), between, say("", PAYMENT), "done")
+    agent = Agent(script, tools=[pay, ask_user], name="shop", store=MemoryStore())
+    run = await agent.run("pay", user="ann", session=ann.qualify_session("s"))
+    [item] = run.pending
+    await agent.approve(run.id, item.call_id, by="ann", digest=item.digest, allow=["iban"])
+    run = await agent.resume(run.id)
+    if deed == "is executed":
+        await agent.answer(run.id, run.pending[0].call_id, "DE1", by="ann")
+    async with serving(agent, auth=lambda _request: ann, four_eyes=deed == "is executed") as client:
+        path = f"/v1/runs/{run.id}"
+        if deed == "answers":
+            body = {"call_id": run.pending[0].call_id, "content": "DE1"}
+            assert (await client.post(f"{path}/answer", json=body)).status_code == 202
+        if deed == "starts":
+            begun = await client.post("/v1/runs", json={"prompt": "pay", "session": "s"})
+            path = begun.headers["location"]
+        found = (await client.get(path, params={"wait_s": 30})).json()
+        assert [each["tool"] for each in found["pending"]] == ["pay"]
+        [allowance] = (await client.get(f"{path}/allowances")).json()["allowances"]
+        assert allowance["revoked_by"] == "four eyes"
 
 
 def test_the_command_line(tmp_path):
