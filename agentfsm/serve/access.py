@@ -162,17 +162,30 @@ class APIKeys:
 def _parse_keys(path: Path, text: str) -> list[tuple[str, Caller, dict[str, Any]]]:
     """Return the hash of each key with its caller, and its entry in the file.
 
+    Four eyes and limits are of a user in a tenant, whichever key is used: one with them in any of its keys has them in
+    all, and of two limits the smaller one.
+
     Raises:
         MisuseError: when the text is not that of a file of keys.
     """
     try:
         entries: list[dict[str, Any]] = json.loads(text)["keys"]
-        return [
+        found = [
             (entry["sha256"], Caller(**{name: part for name, part in entry.items() if name != "sha256"}), entry)
             for entry in entries
         ]
+        bounds: dict[tuple[str | None, str], tuple[RateLimits, bool]] = {}
+        for _, caller, _ in found:
+            limits, four_eyes = bounds.get((caller.tenant, caller.user), (NO_LIMITS, False))
+            joined = limits.and_also(caller.limits), four_eyes or caller.four_eyes
+            bounds[caller.tenant, caller.user] = joined
     except (ValueError, TypeError, KeyError, AttributeError, MisuseError) as error:
         raise MisuseError(f"{path} is not a file of API keys ({error}): create it with `agentfsm keys add`") from None
+    every = [(key, caller, entry, bounds[caller.tenant, caller.user]) for key, caller, entry in found]
+    return [
+        (key, attrs.evolve(caller, limits=limits, four_eyes=four_eyes), entry)
+        for key, caller, entry, (limits, four_eyes) in every
+    ]
 
 
 def add_key(path: Path, caller: Caller) -> str:

@@ -41,6 +41,12 @@ class RateLimits(Value):
         own = {name: others[name] if value is None else value for name, value in attrs.asdict(self).items()}
         return RateLimits(**own)
 
+    def and_also(self, other: RateLimits) -> RateLimits:
+        """Return the smaller of each of these limits and the other's."""
+        own, others = attrs.asdict(self), attrs.asdict(other)
+        given = {name: [each for each in (own[name], others[name]) if each is not None] for name in own}
+        return RateLimits(**{name: min(each, default=None) for name, each in given.items()})
+
 
 NO_LIMITS: Final = RateLimits()
 

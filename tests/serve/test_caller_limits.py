@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentfsm import Agent, MisuseError, Spend, tool
 from agentfsm.ports import Store, SystemClock
 from agentfsm.serve import Caller, RateLimits, metrics, serve
+from agentfsm.serve.access import APIKeys, add_key
 from agentfsm.serve.errors import QUEUE_RETRY_S, LimitExceededError, OverloadedError
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.serve.start_places import START_S
@@ -63,6 +64,20 @@ async def test_the_limits_of_a_key_come_before_those_of_the_server():
         for user, expected in (("ann", 1), ("bob", 5), ("eve", 2)):
             statuses = [(await client.get("/v1/agents", headers={"x-user": user})).status_code for _ in range(6)]
             assert statuses == [200] * expected + [429] * (6 - expected), user
+
+
+def test_a_second_key_of_a_user_evades_nothing(tmp_path):
+    """Four eyes and limits hold for all keys of a user in a tenant, the smaller limit of two; scopes are of the key."""
+    path = tmp_path / "keys.json"
+    first = {"scopes": ["run"], "four_eyes": True, "limits": RateLimits(runs=1, requests=9)}
+    second = {"scopes": ["approve"], "limits": RateLimits(requests=4)}
+    for options in (first, second):
+        add_key(path, Caller(user="ann", tenant="acme", **options))
+    add_key(path, Caller(user="ann", scopes=["run"]))
+    *same, other = APIKeys(path).callers
+    assert [(each.limits, each.four_eyes) for each in same] == [(RateLimits(runs=1, requests=4), True)] * 2
+    assert [sorted(each.scopes) for each in same] == [["run"], ["approve"]]
+    assert (other.limits, other.four_eyes) == (RateLimits(), False)
 
 
 async def test_runs_at_once():
