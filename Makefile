@@ -117,7 +117,7 @@ soak: $(VENV)/ready  ## run a PART of the suite with its long runs, many random 
 docs: $(VENV)/ready  ## run every example of README and docs
 	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py
 
-site: $(VENV)/ready  ## build the documentation site to build/site
+site: $(VENV)/ready  ## build the documentation site to build/site, in some minutes
 	$(BIN)/python docs/build_site.py build
 	@echo "To read it with search: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8001"
 

@@ -8,7 +8,7 @@ import threading
 import anyio
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, MisuseError, tool
 from agentfsm.agents import validation
 from agentfsm.memory import Memory
 from agentfsm.stores import MemoryStore, SQLiteStore
@@ -26,7 +26,7 @@ def said(caplog):
 
 MISTAKES = """
 import threading, time
-from agentfsm import Agent, tool
+from agentfsm import Agent, MisuseError, tool
 from agentfsm.memory import Memory
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.threaded import lease_table
@@ -119,3 +119,13 @@ async def test_an_async_tool_that_blocks(said, monkeypatch, tmp_path):
         await agent.run("go")
     logging.getLogger("agentfsm.stores").removeHandler(handler)
     assert any("make it a plain `def`, which runs in a thread" in text for text in said.messages)
+
+
+def test_an_option_of_a_tool_that_is_misspelt_is_refused():
+    """A safety flag that is not heard would be worse than none."""
+    with pytest.raises(MisuseError, match=r"tool 'look' has no option readonly=: did you mean read_only=\?"):
+
+        @tool(readonly=True)
+        def look() -> str:
+            """Look."""
+            return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import (
@@ -612,6 +613,9 @@ def make_tool(
     """Make a tool; the decorator `tool` calls this."""
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
+    if unknown := options.keys() - attrs.fields_dict(Tool).keys():
+        near = get_close_matches(option := min(unknown), attrs.fields_dict(Tool), 1)
+        raise MisuseError(f"tool {name!r} has no option {option}={f': did you mean {near[0]}=?' if near else ''}")
     _check_function(name, function)
     check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
     signature: Any = _read_signature(function, name, parameters, strict=strict)

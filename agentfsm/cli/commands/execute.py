@@ -59,7 +59,7 @@ ENGINES: Final = ("store", "dbos")
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
 _DEMO_REMARK: Final = (
-    "It reads the folder in parallel, and asks before it writes a report. Kill it at any moment: `agentfsm resume ID` "
+    "It reads the folder in parallel, and asks before it writes a report. Kill it at any moment: `{program} resume ID` "
     "continues it."
 )
 # Characters of the line that reports a run: its id, its end or its waits.
@@ -148,7 +148,7 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         run=agent.start(start.prompt, metadata=start.metadata),
         store_location=location,
         unattended_decide=build_report_approver(terminal),
-        remark=f"{describe_model(agent)}\n{_DEMO_REMARK}",
+        remark=f"{describe_model(agent)}\n{_DEMO_REMARK.format(program=find_program())}",
     )
     code = attended.attend()
     if code is ExitCode.DONE and not terminal.json:
