@@ -60,6 +60,7 @@ def build_fork_events(
         prefix[version - 1] = _rekey_changed_calls(run, event, events[version - 1])
     _check_edited_plans(events, prefix)
     _check_edited_decisions(events, prefix)
+    _check_approved_calls(events, prefix)
     run = run.fold(prefix[run.version :])
     if edit:
         _check_decided_calls(begin_run(header, before).fold(events), run)
@@ -113,6 +114,24 @@ def _check_edited_plans(events: Sequence[Event], prefix: Sequence[Event]) -> Non
                     f"version {version} would accept a plan that was not reviewed: fork with the edited plan as the "
                     f"last event, the `Planned` of {call_id}"
                 )
+
+
+def _check_approved_calls(events: Sequence[Event], prefix: Sequence[Event]) -> None:
+    """Check that no edit changes a call that a person has approved: the approval was of that call.
+
+    Raises:
+        MisuseError: if one does.
+    """
+    changed: dict[str, int] = {}
+    for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
+        if isinstance(event, e.ToolsChosen) and event != original:
+            kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
+            changed |= {call.id: version for call in event.message.calls if call not in kept}
+        if isinstance(event, e.ApprovalGiven) and event.call_id in changed:
+            raise MisuseError(
+                f"version {changed[event.call_id]} would change the call {event.call_id}, which was approved as it was "
+                f"at version {version}: fork before that, so that the changed call is asked about"
+            )
 
 
 def _check_edited_decisions(events: Sequence[Event], prefix: Sequence[Event]) -> None:

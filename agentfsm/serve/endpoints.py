@@ -171,12 +171,12 @@ class EndpointHandler:
 
     async def _respond(self, request: Request, caller: Caller, places: ExitStack) -> Any:
         try:
+            places.enter_context(self.gateway.admission.hold_request(caller))
+            await self.gateway.admission.admit_request(caller)  # refused ones count as well
             if self.endpoint.scope is not None and not caller.allows(self.endpoint.scope):
                 return self.endpoint.refuse(
                     403, "forbidden", f"this needs a key with the scope {self.endpoint.scope!r}", None
                 )
-            places.enter_context(self.gateway.admission.hold_request(caller))
-            await self.gateway.admission.admit_request(caller)
             body = None if self.endpoint.body is None else await _read_body(request, self.endpoint.body)
             return await self.endpoint.handler(self.gateway, request, caller, body)
         except HTTPException as error:

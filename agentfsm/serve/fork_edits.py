@@ -80,6 +80,10 @@ def _check_author(version: int, event: Event, original: Event, caller: Caller) -
     is_of_person = authors != {""} or isinstance(event, e.InputGiven | e.Paused)
     if is_of_person and getattr(event, "by", "") != caller.user:
         raise MisuseError(f"edit: version {version} is a person's word, now yours: give {caller.user!r} as its `by`")
+    known = [each for each in _iter_values(original) if isinstance(each, Input)]
+    for each in _iter_values(event):
+        if isinstance(each, Input) and each not in known and each.by not in {"", caller.user}:
+            raise MisuseError(f"edit: version {version} has an input of {each.by!r}: give {caller.user!r} as its `by`")
 
 
 def _read_labels(event: Event) -> frozenset[Label]:

@@ -1,5 +1,6 @@
 """Runs explained over HTTP: versions, messages, requests, calls, differences, replays and forks with edits."""
 
+import copy
 import json
 
 import pytest
@@ -159,3 +160,32 @@ async def test_edits_keep_labels_and_names():
         ):
             made = await fork(row, result, **fields)
             assert made.status_code == 201, made.text
+
+
+async def test_an_edit_gives_neither_words_nor_an_approval_to_another_person():
+    """An input of a fork is by its editor, and an approval stays that of the call as it was."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named())).json()
+        path, [item] = f"/v1/runs/{run['id']}", run["pending"]
+        shown = {"call_id": item["call_id"], "digest": item["digest"]}
+        assert (await client.post(f"{path}/approve", json=shown, headers=named("eve", "", "approve"))).is_success
+        await client.get(path, params={"wait_s": 30}, headers=named())
+        rows = {
+            row["event"]["is"]: row for row in (await client.get(f"{path}/journal", headers=named())).json()["events"]
+        }
+
+        async def fork(row, event):
+            body = {"at": rows["ToolFinished"]["version"], "edit": {str(row["version"]): event}}
+            return await client.post(f"{path}/fork", json=body, headers=named())
+
+        said = {"kind": "user", "parts": [{"is": "TextPart", "text": "pay more"}], "by": "eve"}
+        first, chosen = rows["Observed"], rows["ToolsChosen"]
+        changed = copy.deepcopy(chosen["event"])
+        changed["message"]["calls"][0]["arguments"] = '{"amount": 6}'
+        for row, event, why in (
+            (first, first["event"] | {"inputs": [said]}, "'ann'"),
+            (chosen, changed, "approved as it was"),
+        ):
+            refused = await fork(row, event)
+            assert refused.status_code == 400, refused.text
+            assert why in refused.json()["error"]["message"]
