@@ -108,6 +108,19 @@ def test_the_architecture_page_lists_the_rooms():
     }
 
 
+def test_the_architecture_page_names_files_that_are_there():
+    """Each path of a file, also below a room's folder, and each module in the tables of folders."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")]
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page)
+    assert [
+        name for name in named if not any(file.endswith(name) for file in files) and not name.startswith("tests/")
+    ] == []
+    for folder, modules in re.findall(r"^\| `((?:mcp|_lib)/\w+|serve)/` \| (.*)$", page, re.MULTILINE):
+        there_are = {path.stem for path in (ROOT / folder).glob("*.py")} | {"dialects"}
+        assert {name for name in re.findall(r"`([a-z_]+)`", modules) if name not in there_are} <= {"logins"}, folder
+
+
 def test_one_process_can_load_all_tests():
     """No two files of tests have one name: pytest imports them by it, and `make soak` runs all in one process."""
     special = {"conftest.py", "__init__.py", "__main__.py"}
