@@ -11,8 +11,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.engine.execution import journal
 from agentfsm.engine.model_calls import compaction
+from agentfsm.journal import load
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -67,7 +67,7 @@ async def test_a_long_run_is_loaded_in_portions(memory, monkeypatch):
     async with neighbour() as ticks:
         assert await agent.load(run_id) == run
         assert ticks == [0]
-        monkeypatch.setattr(journal, "FOLD_BATCH", 10)
+        monkeypatch.setattr(load, "FOLD_BATCH", 10)
         assert await agent.load(run_id) == run
         assert ticks[0] >= run.version // 10 - 1
 
