@@ -58,9 +58,7 @@ def build_fork_events(
     for version, event in sorted(edit.items()):
         run = run.fold(prefix[run.version : version - 1])
         prefix[version - 1] = _rekey_changed_calls(run, event, events[version - 1])
-    _check_edited_plans(events, prefix)
-    _check_edited_decisions(events, prefix)
-    _check_approved_calls(events, prefix)
+    _check_edits(events, prefix)
     run = run.fold(prefix[run.version :])
     if edit:
         _check_decided_calls(begin_run(header, before).fold(events), run)
@@ -97,54 +95,39 @@ def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
     return event
 
 
-def _check_edited_plans(events: Sequence[Event], prefix: Sequence[Event]) -> None:
-    """Check that no edit accepts a plan, or changes one that was accepted: whether it needs a review is then not asked.
+def _check_edits(events: Sequence[Event], prefix: Sequence[Event]) -> None:
+    """Check that no edit makes or changes what a guard or a person has decided.
+
+    No edit accepts a plan, or changes one that was accepted, since whether it needs a review is not asked then; none
+    changes a call that a person has approved; and none adds, removes or changes a decision of a guard.
 
     Raises:
         MisuseError: if one does.
     """
-    changed: set[str] = set()
-    for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
-        if isinstance(event, e.Planned) and event != original:
-            changed.add(event.call.id)
-        if isinstance(event, e.ToolFinished) and event.result.tool == PLAN_TOOL:
-            call_id = event.result.call_id
-            if event != original or call_id in changed:
-                raise MisuseError(
-                    f"version {version} would accept a plan that was not reviewed: fork with the edited plan as the "
-                    f"last event, the `Planned` of {call_id}"
-                )
-
-
-def _check_approved_calls(events: Sequence[Event], prefix: Sequence[Event]) -> None:
-    """Check that no edit changes a call that a person has approved: the approval was of that call.
-
-    Raises:
-        MisuseError: if one does.
-    """
-    changed: dict[str, int] = {}
-    for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
-        if isinstance(event, e.ToolsChosen) and event != original:
-            kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
-            changed |= {call.id: version for call in event.message.calls if call not in kept}
-        if isinstance(event, e.ApprovalGiven) and event.call_id in changed:
-            raise MisuseError(
-                f"version {changed[event.call_id]} would change the call {event.call_id}, which was approved as it was "
-                f"at version {version}: fork before that, so that the changed call is asked about"
-            )
-
-
-def _check_edited_decisions(events: Sequence[Event], prefix: Sequence[Event]) -> None:
-    """Check that no edit adds, removes or changes a decision of a guard.
-
-    Raises:
-        MisuseError: if one does.
-    """
+    plans: set[str] = set()
+    calls: dict[str, int] = {}
     for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
         if event != original and isinstance(original, e.Guarded) | isinstance(event, e.Guarded):
             raise MisuseError(
                 f"version {version} is the decision of a guard, which cannot be edited: fork the run at version "
                 f"{version - 1}, where the guards of this agent decide"
+            )
+        if isinstance(event, e.Planned) and event != original:
+            plans.add(event.call.id)
+        if isinstance(event, e.ToolsChosen) and event != original:
+            kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
+            calls |= {call.id: version for call in event.message.calls if call not in kept}
+        if isinstance(event, e.ToolFinished) and event.result.tool == PLAN_TOOL:
+            call_id = event.result.call_id
+            if event != original or call_id in plans:
+                raise MisuseError(
+                    f"version {version} would accept a plan that was not reviewed: fork with the edited plan as the "
+                    f"last event, the `Planned` of {call_id}"
+                )
+        if isinstance(event, e.ApprovalGiven) and event.call_id in calls:
+            raise MisuseError(
+                f"version {calls[event.call_id]} would change the call {event.call_id}, which was approved as it was "
+                f"at version {version}: fork before that, so that the changed call is asked about"
             )
 
 
