@@ -33,7 +33,7 @@ from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.tools.queue.media import SIGNED_TYPES, check_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from agentfsm.agents.runs import Prompt
 
@@ -48,6 +48,16 @@ MAX_PARTS: Final = 20
 _TOO_DEEP: Final = "a JSON value is nested too deeply: flatten it"
 # Types of files without a signature, which have to be UTF-8.
 _TEXT_TYPES: Final = frozenset({"text/plain", "text/csv", "text/markdown", "application/json"})
+
+
+def check_part_count(parts: Sequence[object]) -> None:
+    """Check that a prompt has no more than `MAX_PARTS` parts.
+
+    Raises:
+        MisuseError: if it has more.
+    """
+    if len(parts) > MAX_PARTS:
+        raise MisuseError(f"a prompt has {MAX_PARTS} parts at most, not {len(parts)}: leave out some")
 
 
 def admit(prompt: Prompt, caller: str) -> tuple[Part, ...]:
@@ -66,8 +76,7 @@ def admit(prompt: Prompt, caller: str) -> tuple[Part, ...]:
         MisuseError: when the prompt is empty or too large, or a part cannot be used.
     """
     parts = as_parts(prompt)
-    if len(parts) > MAX_PARTS:
-        raise MisuseError(f"a prompt has {MAX_PARTS} parts at most, not {len(parts)}: leave out some")
+    check_part_count(parts)
     admitted = [
         TextPart(text=admit_answer(each.text, caller)) if isinstance(each, TextPart) else admit_media(each, number)
         for number, each in enumerate(parts, 1)

@@ -453,7 +453,7 @@ class Gateway:
     def _asks_four_eyes(self, caller: Caller) -> bool:
         return self.four_eyes or caller.four_eyes
 
-    async def decide_as(self, caller: Caller, run_id: str) -> Runs:
+    async def decide_as(self, caller: Caller, header: Header) -> Runs:
         """Return the client by which a caller decides on the calls of a run, or speaks to it.
 
         If four eyes are asked for, it is under them, and the allowances of the run end: what the caller does now may
@@ -461,7 +461,7 @@ class Gateway:
         """
         if not self._asks_four_eyes(caller):
             return self.runs
-        await end_allowances(self.runs.store, await self.runs.header(run_id))
+        await end_allowances(self.runs.store, header)
         return attrs.evolve(self.runs, four_eyes=True)
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:

@@ -52,7 +52,7 @@ async def approve_call(
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
-    runs = await gateway.decide_as(caller, header.id)
+    runs = await gateway.decide_as(caller, header)
     await runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
@@ -69,7 +69,7 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
     text = admit_answer(message, caller.user)
-    await (await gateway.decide_as(caller, header.id)).reject(waiting, call_id, by=caller.user, message=text)
+    await (await gateway.decide_as(caller, header)).reject(waiting, call_id, by=caller.user, message=text)
 
 
 async def decide_calls(
@@ -102,7 +102,7 @@ async def decide_calls(
 
     text = admit_answer(message, caller.user)
     yes, no = ([find(each) for each in shown] for shown in (approve, reject))
-    await (await gateway.decide_as(caller, header.id)).decide(approve=yes, reject=no, message=text, by=caller.user)
+    await (await gateway.decide_as(caller, header)).decide(approve=yes, reject=no, message=text, by=caller.user)
 
 
 async def answer_call(
@@ -126,7 +126,7 @@ async def answer_call(
     header = await gateway.open_run(run_id, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
     given = admit_answer(content, caller.user)
-    await (await gateway.decide_as(caller, header.id)).answer(
+    await (await gateway.decide_as(caller, header)).answer(
         waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest
     )
 
@@ -154,7 +154,7 @@ async def send_text(
     header = await gateway.open_run(run_id, caller, is_control=True)
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
-    await (await gateway.decide_as(caller, header.id)).send(
+    await (await gateway.decide_as(caller, header)).send(
         header.id, parts, key=key, priority=priority, kind=kind, labels=labels, by=caller.user
     )
 
@@ -169,4 +169,4 @@ async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: 
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
     text = admit_answer(message, caller.user)
-    await (await gateway.decide_as(caller, header.id)).cancel(header.id, by=caller.user, message=text)
+    await (await gateway.decide_as(caller, header)).cancel(header.id, by=caller.user, message=text)

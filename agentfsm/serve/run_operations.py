@@ -169,7 +169,7 @@ async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodie
     header = await gateway.open_run(request.path_params["run_id"], caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
     result, failed = admit_answer(body.result, caller.user), admit_answer(body.failed, caller.user)
-    await (await gateway.decide_as(caller, header.id)).settle(
+    await (await gateway.decide_as(caller, header)).settle(
         tool_run, body.call_id, result=result, failed=failed, rerun=body.rerun, by=caller.user
     )
     return await _accept(gateway, header.id)

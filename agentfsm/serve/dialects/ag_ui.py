@@ -217,7 +217,7 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
         words = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
         texts = admit_answer(words, caller.user)
         rerun = payload.get("rerun") is True
-        await (await gateway.decide_as(caller, item.run_id)).settle(
+        await (await gateway.decide_as(caller, await gateway.runs.header(item.run_id))).settle(
             item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user
         )
     elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
@@ -234,7 +234,7 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         arguments = given.get("arguments")
         if not isinstance(arguments, dict | None):
             raise MisuseError("the arguments of an approval must be an object")
-        await (await gateway.decide_as(caller, item.run_id)).approve(
+        await (await gateway.decide_as(caller, await gateway.runs.header(item.run_id))).approve(
             item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest
         )
     else:

@@ -17,7 +17,7 @@ import attrs
 from pydantic import ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from agentfsm.agents.admission import MAX_PARTS
+from agentfsm.agents.admission import check_part_count
 from agentfsm.agents.agent import new_id
 from agentfsm.agents.decisions import HOW_TO_RESOLVE
 from agentfsm.agents.run_reports import read_output
@@ -220,8 +220,8 @@ def _read_prompt(messages: list[dict[str, Any]]) -> str:
         raise MisuseError("the last message must be the user's")
     if isinstance(content, list) and any(isinstance(each, dict) and each.get("type") != "text" for each in content):
         raise MisuseError("messages of chat completions are read as text: AG-UI takes images and files")
-    if isinstance(content, list) and len(content) > MAX_PARTS:
-        raise MisuseError(f"a message has {MAX_PARTS} parts at most, not {len(content)}: leave out some")
+    if isinstance(content, list):
+        check_part_count(content)
     return _read_text(content)
 
 
