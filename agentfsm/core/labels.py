@@ -39,6 +39,9 @@ EFFECT_LABELS: Final = frozenset({Label.SENDS_OUT, Label.IRREVERSIBLE})
 # Labels of a prompt or an input that is not in the user's own words: a stranger's, or what a program passes on.
 NOT_SAID: Final = frozenset({Label.UNTRUSTED, Label.USER_DATA})
 
+# Labels of a prompt or an input that came as an argument over MCP: a model of the client wrote it, and not the user.
+FROM_MODEL: Final = (Label.USER_DATA,)
+
 
 @attrs.frozen(kw_only=True)
 class LabelSource(Value):

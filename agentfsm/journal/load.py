@@ -8,35 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.core.inbox import (
-    Cancel,
-    Decision,
-    Input,
-    PostedItem,
-)
+from agentfsm.core.inbox import Cancel, Decision, Input, PostedItem
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import Run, begin_run
 from agentfsm.ports.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
-    from agentfsm.core.run import Run
     from agentfsm.ports.stored import StoredRun
 
 # Ended runs, by id.
 EndedRuns: TypeAlias = Mapping[str, Run[Any]]
-
-
 NO_RUNS: Final[EndedRuns] = {}
-
-
 # Events folded without yielding to the event loop: 2 to 4 ms.
 FOLD_BATCH: Final = 1_000
-
-
 # Version to read after if only the header is needed.
 _AFTER_ALL: Final = 2**31
 

@@ -22,18 +22,12 @@ from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
 from agentfsm.core.trace_context import run_context
-from agentfsm.journal.load import (
-    NO_RUNS,
-    EndedRuns,
-    load_run,
-)
+from agentfsm.journal.load import NO_RUNS, EndedRuns, load_run
 from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem

@@ -194,13 +194,14 @@ def is_asked_only_by(execution: Execution, tool: Tool[..., Any], entry: OpenCall
     return all(each == alike[0] for each in alike) and set(_list_asking_rules(guards, asked)) <= {rule}
 
 
+def _list_rules(guard: CallGuard) -> list[CallGuard]:
+    """Return the rules of a guard that is a set of rules; of any other, none."""
+    return [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]
+
+
 def _list_single_rules(guards: Iterable[CallGuard]) -> list[CallGuard]:
     """Return guards, and the rules of those that are sets of rules instead of them."""
-    found: list[CallGuard] = []
-    for guard in guards:
-        rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]  # of a set of rules
-        found += _list_single_rules(rules) or [guard]
-    return found
+    return [each for guard in guards for each in _list_single_rules(_list_rules(guard)) or [guard]]
 
 
 def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[str]:
@@ -209,8 +210,7 @@ def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[
     for guard in guards:
         decision = guard.decide(asked)
         if decision is not None and decision.verdict is GuardVerdict.ASK:
-            rules = [each for each in getattr(guard, "rules", ()) if hasattr(each, "decide")]
-            found += _list_asking_rules(rules, asked) or [decision.rule]
+            found += _list_asking_rules(_list_rules(guard), asked) or [decision.rule]
     return found
 
 

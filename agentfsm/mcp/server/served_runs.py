@@ -25,7 +25,7 @@ from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.agents.worker import Worker
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.handshake_clients import EventBus
@@ -67,8 +67,6 @@ MAX_MESSAGES: Final = 500
 MAX_MESSAGE_CHARS: Final = 20_000
 # Who speaks through a client, for the log: it has no user.
 _CLIENT: Final = "an MCP client"
-# Labels of what comes as an argument of a tool: a model of the client has written it, so it is no order of the user.
-_WRITTEN: Final = (Label.USER_DATA,)
 RUN_URI_PREFIX: Final = "agentfsm://runs/"
 
 _RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
@@ -302,7 +300,7 @@ class ServedRuns:
         self.agent.driver.check_price()
         if self.agent.driver.config.registry.sources:
             await self.agent.driver.config.registry.refresh()
-        run = await self.agent.submit(admit(prompt, _CLIENT), id=run_id, session=session, labels=_WRITTEN)
+        run = await self.agent.submit(admit(prompt, _CLIENT), id=run_id, session=session, labels=FROM_MODEL)
         self.bus.announce(ResourcesListChanged())
         self._wake_workers()
         return await self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
@@ -315,7 +313,7 @@ class ServedRuns:
             text: The message.
         """
         await self._load_own(run_id)
-        await self.agent.runs.send(run_id, admit(text, _CLIENT), labels=_WRITTEN)
+        await self.agent.runs.send(run_id, admit(text, _CLIENT), labels=FROM_MODEL)
         self._wake_workers()
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 

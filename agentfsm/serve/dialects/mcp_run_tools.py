@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic refuses that of typing befor
 
 from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.core.errors import AgentError, MisuseError, first_error
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.serve.access import Caller
@@ -40,8 +40,6 @@ MAX_WAIT_S: Final = 300.0
 TIMEOUT_S: Final = 30.0
 # Calls of all clients in progress. A call that waits for a run costs a task.
 MAX_CALLS: Final = 1_000
-# Labels of what comes as an argument of a tool: a model of the client has written it, so it is no order of the user.
-_WRITTEN: Final = (Label.USER_DATA,)
 # Runs in a page of the list.
 PAGE_SIZE: Final = 20
 
@@ -163,7 +161,7 @@ class CallerRunTools:
         """
         check_scope(ctx.deps, "run")
         started, _ = await self.gateway.start_run(
-            ctx.deps, prompt, agent=agent, session=session, key=key, labels=_WRITTEN
+            ctx.deps, prompt, agent=agent, session=session, key=key, labels=FROM_MODEL
         )
         return await self._wait_for(ctx, started, wait_s)
 
@@ -175,7 +173,7 @@ class CallerRunTools:
             run_id: Id of the run.
             text: The message.
         """
-        await send_text(self.gateway, ctx.deps, run_id, text, labels=_WRITTEN)
+        await send_text(self.gateway, ctx.deps, run_id, text, labels=FROM_MODEL)
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, ctx: _Context, run_id: _Name) -> RunDocument:
