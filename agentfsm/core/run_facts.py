@@ -1,4 +1,4 @@
-"""What the journal of a run says about its effects, done, undone, unknown or left, and its usage by purpose."""
+"""The effects of a run (done, undone, unknown, or not compensated) and its usage by purpose, from its journal."""
 
 from __future__ import annotations
 
