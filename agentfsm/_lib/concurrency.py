@@ -204,12 +204,15 @@ def start_in_thread(
     context.run(current_async_library_cvar.set, None)  # no event loop runs in the thread
 
     def job() -> None:
+        nonlocal function
         try:
             value = context.run(function)
         except BaseException as error:  # noqa: BLE001  `wait` raises it
+            del function
             on_done()
             handover.set_exception(error)
         else:
+            del function  # who awaits the result may go on before this thread, and drop what the function belongs to
             on_done()
             handover.set_result(value)
 

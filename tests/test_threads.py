@@ -1,0 +1,34 @@
+"""Worker threads: what they keep in memory."""
+
+import weakref
+from contextlib import nullcontext
+
+import pytest
+
+from agentfsm._lib.concurrency import start_in_thread
+
+
+class Lamp:
+    """It can be dropped."""
+
+    def light(self):
+        """Give light."""
+        return "light"
+
+    def fail(self):
+        """Give none."""
+        raise ValueError("dark")
+
+
+@pytest.mark.parametrize(("method", "is_kept"), [("light", False), ("fail", True)])
+async def test_what_a_finished_function_belongs_to_is_dropped(method, is_kept):
+    """Before its result is handed over. An error keeps it: a traceback has the frame in which it was raised."""
+    lamp = Lamp()
+    there = weakref.ref(lamp)
+    kept = []
+    job = getattr(lamp, method)
+    future = start_in_thread(job, on_done=lambda: kept.append(there() is not None))
+    del lamp, job
+    with pytest.raises(ValueError, match="dark") if is_kept else nullcontext():
+        await future.wait()
+    assert kept == [is_kept]
