@@ -16,6 +16,7 @@ import pytest
 from agentfsm.testing import LocalServer, call, say
 from agentfsm.testing.models import Line
 from benchmarks.peers.environments import PACKAGES, python
+from tests.support.doc_tables import read_table
 from tests.support.warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
@@ -241,9 +242,7 @@ def test_the_blocks_pass_a_type_checker(tmp_path: Path) -> None:
 
 def test_each_fault_of_the_table_has_its_test() -> None:
     """What docs/durability.md says of a fault is shown by a test that there is."""
-    page = (ROOT / "docs" / "durability.md").read_text()
-    _, _, table = page.partition("| fault | what happens | shown by |\n|---|---|---|\n")
-    rows = table.splitlines()
+    rows = ["|".join(row) for row in read_table("durability.md", "fault")]
     assert len(rows) >= 40
     for row in rows:
         check_named_tests(row)
@@ -251,11 +250,10 @@ def test_each_fault_of_the_table_has_its_test() -> None:
 
 def test_each_risk_of_the_security_model_has_its_test() -> None:
     """Every risk of OWASP's two lists has a row, and what the row says is shown by a test that there is."""
-    page = (ROOT / "SECURITY_MODEL.md").read_text()
-    rows = re.findall(r"^\| ((?:LLM|ASI)\d\d) .*$", page, re.MULTILINE)
-    assert rows == [f"{kind}{number:02}" for kind in ("LLM", "ASI") for number in range(1, 11)]
-    for row in re.findall(r"^\| (?:LLM|ASI)\d\d .*$", page, re.MULTILINE):
-        check_named_tests(row)
+    rows = read_table("SECURITY_MODEL.md", "risk")
+    assert [row[0][:5] for row in rows] == [f"{kind}{number:02}" for kind in ("LLM", "ASI") for number in range(1, 11)]
+    for row in rows:
+        check_named_tests("|".join(row))
 
 
 def check_named_tests(row: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import agentfsm
+from tests.support.doc_tables import read_table
 
 ROOT = Path(agentfsm.__file__).parent
 TESTS = Path(__file__).parent
@@ -95,9 +96,10 @@ def test_the_core_needs_nothing():
 
 def test_the_architecture_page_lists_the_rooms():
     """All folders of the package, and no more; and nothing lies loose beside them."""
-    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.partition("## Layers")[2].partition("\n## ")[0]
-    listed = {name for row in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)/`", row)}
+    listed = {name for row in read_table("architecture.md", "room") for name in re.findall(r"`(\w+)/`", row[0])}
+    inner = {name for row in read_table("architecture.md", "folder") for name in re.findall(r"`([\w/]+)/`", row[0])}
+    packages = [path.parent for room in ("engine", "tools") for path in (ROOT / room).glob("*/__init__.py")]
+    assert inner == {"engine", *(path.relative_to(ROOT).as_posix() for path in packages)}
     folders = {path.name for path in ROOT.iterdir() if any(path.rglob("*.py"))}
     assert listed == folders
     assert {path.name for path in ROOT.iterdir() if path.is_file()} == {
@@ -108,17 +110,39 @@ def test_the_architecture_page_lists_the_rooms():
     }
 
 
-def test_the_architecture_page_names_files_that_are_there():
-    """Each path of a file, also below a room's folder, and each module in the tables of folders."""
-    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    files = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")]
-    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page)
-    assert [
-        name for name in named if not any(file.endswith(name) for file in files) and not name.startswith("tests/")
-    ] == []
-    for folder, modules in re.findall(r"^\| `((?:mcp|_lib)/\w+|serve)/` \| (.*)$", page, re.MULTILINE):
+def test_files_that_are_named_are_there():
+    """In pages, docstrings, comments, texts and the Makefile: paths from the root, from the package, or from a room."""
+    tops, rooms = ("agentfsm", "benchmarks", "docs", "examples", "tests"), {file.partition("/")[0] for file in IMPORTS}
+    known = {path.relative_to(ROOT.parent).as_posix() for top in tops for path in (ROOT.parent / top).rglob("*.*")}
+    named = re.compile(
+        rf"(?<![\w./:@$~{{\\<-])((?:{'|'.join(tops)})/[\w./-]*\w\.(?:ipynb|md|png|py|svg|txt|yml)"
+        rf"|(?:{'|'.join(rooms)})/[\w/]*\w\.py)\b"
+    )
+    # Of examples: a page of a user, a project that `init` writes, and the file of a format to come.
+    others = {"docs/install.md", "docs/old.md", "tests/test_agent.py", "tests/support/format_N.py"}
+    files = [path for path in ROOT.parent.iterdir() if path.suffix in {".md", ".toml"} or path.name == "Makefile"]
+    files += [ROOT.parent / name for name in known if name.endswith((".ipynb", ".md", ".py", ".toml", ".yml"))]
+    missing = {
+        (name, path.name)
+        for path in files
+        if path.name
+        not in {"CHANGELOG.md", "test_worlds.py", "test_site.py"}  # these name files that were, or of theirs
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not known & {name, f"agentfsm/{name}", f"tests/{name}"} and name not in others
+    }
+    assert missing == set()
+    modules = {name.rpartition("/")[2] for name in known}
+    for path in [ROOT.parent / "docs" / "architecture.md", *(ROOT / file for file in IMPORTS)]:
+        assert {*re.findall(r"`(\w+\.py)`", path.read_text(encoding="utf-8"))} <= modules, path
+
+
+def test_the_architecture_page_names_modules_that_are_there():
+    """In the table of folders whose modules it describes."""
+    for folders, modules in read_table("architecture.md", "package"):
+        (folder,) = re.findall(r"[\w/]+\w", folders)
         there_are = {path.stem for path in (ROOT / folder).glob("*.py")} | {"dialects"}
-        assert {name for name in re.findall(r"`([a-z_]+)`", modules) if name not in there_are} <= {"logins"}, folder
+        if folder != "studio":
+            assert {name for name in re.findall(r"`([a-z_]+)`", modules) if name not in there_are} <= {"logins"}, folder
 
 
 def test_one_process_can_load_all_tests():
@@ -133,6 +157,7 @@ def test_no_test_file_imports_another():
     wrong = {
         (path.relative_to(TESTS).as_posix(), module)
         for path in TESTS.rglob("*.py")
+        if re.search(r"\b(?:from|import|import_module)\b.*\b(?:test_|conftest)", path.read_text(encoding="utf-8"))
         for module in read_imports(path)
         if any(part.startswith("test_") or part == "conftest" for part in module.split("."))
     }

@@ -65,6 +65,7 @@ from agentfsm.serve import IncomingWebhook, serve, webhooks
 from agentfsm.serve.access import SCOPES
 from agentfsm.serve.dialects.mcp_run_tools import CallerRunTools
 from agentfsm.serve.dialects.mcp_sessions import MCP_PATH
+from agentfsm.stores.loading import _URL_OPTIONS
 from agentfsm.stores.threaded.group_commit import TransactionBackend
 from agentfsm.stores.threaded.store import StoreBackend
 from agentfsm.telemetry.alerts import ALERTS
@@ -294,6 +295,15 @@ def test_the_extras():
     assert adapters == {
         name: each.rpartition(":")[2] for name, each in PROJECT["entry-points"]["agentfsm.models"].items()
     }
+
+
+def test_the_options_of_stores():
+    """docs/durability.md names each; those that the query of a URL may have are fields of the store."""
+    internal = {"path", "url", "connect"}
+    for name in (*_URL_OPTIONS, "SQLiteStore", "MemoryStore"):
+        options = {*parameters(getattr(stores, name))} - internal
+        assert options <= {*re.findall(r"\w+", TEXTS[DOCS / "durability.md"])}
+        assert {*_URL_OPTIONS.get(name, ())} <= options
 
 
 def test_the_numbers_of_tables():

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
-_REDIS_OPTIONS: Final = ("accept_loss", "prefix")
+# The options of each store that the query of its URL may contain, as texts.
+_URL_OPTIONS: Final = {"PostgresStore": ("schema",), "RedisStore": ("accept_loss", "prefix")}
 # The extra and the driver of each store that needs one.
 _EXTRAS: Final = {"PostgresStore": ("postgres", "psycopg"), "RedisStore": ("redis", "redis")}
 # Up to the last @, because an unescaped password may contain any character.
@@ -70,12 +71,12 @@ def open_store(location: str | os.PathLike[str]) -> Store:
 
 def open_postgres(url: str) -> Store:
     """Return the `PostgresStore` at a URL, whose query may contain `schema`."""
-    return _open("PostgresStore", url, ("schema",))
+    return _open("PostgresStore", url)
 
 
 def open_redis(url: str) -> Store:
     """Return the `RedisStore` at a URL, whose query may contain `accept_loss` and `prefix`."""
-    return _open("RedisStore", url, _REDIS_OPTIONS)
+    return _open("RedisStore", url)
 
 
 def open_broadcast(url: str, encode: Callable[[Sequence[Any]], bytes]) -> RedisBroadcast:
@@ -93,7 +94,7 @@ def open_broadcast(url: str, encode: Callable[[Sequence[Any]], bytes]) -> RedisB
             f"{mask_password(url)!r} is not the URL of a Redis: give redis://HOST:PORT/DATABASE, rediss:// for TLS, or "
             "unix://PATH"
         )
-    url, options = _split_options(url, _REDIS_OPTIONS)
+    url, options = _split_options(url, _URL_OPTIONS["RedisStore"])
     with require_extra("agentfsm.stores.RedisStore", *_EXTRAS["RedisStore"]):
         kind = import_module("agentfsm.stores.redis.broadcast").RedisBroadcast
     options.pop("accept_loss", None)
@@ -122,8 +123,8 @@ def mask_password(text: str) -> str:
     return _QUERY_PASSWORD.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 
-def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:
-    url, options = _split_options(url, own_options)
+def _open(name: str, url: str) -> Store:
+    url, options = _split_options(url, _URL_OPTIONS[name])
     store: Store = load_store_class(name)(url, **options)
     return store
 

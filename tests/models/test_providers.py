@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -14,6 +13,7 @@ from agentfsm.models import OpenAIChat, resolve
 from agentfsm.models.openai.providers import PROVIDERS
 from agentfsm.ports.model import Model, Request
 from agentfsm.testing import LocalServer, ScriptedModel, call, say
+from tests.support.doc_tables import read_table
 
 VARIABLES = [*(each for provider in PROVIDERS.values() for each in provider.key_variables), "OPENAI_BASE_URL"]
 DEPLOYMENT = "https://name.openai.azure.com/openai/deployments/gpt?api-version=2024-10-21"
@@ -141,15 +141,12 @@ async def test_a_function_that_fails_ends_the_run_with_the_reason(provide):
 
 # The page of the docs. Its tables name each prefix, and what of a provider was tried.
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 CELLS = {"recorded", "published", "local", "-"}
 
 
 def read_rows(first: str) -> dict[str, list[str]]:
-    """Return the rows of the table whose header begins with that cell: prefix -> the other cells."""
-    table = PAGE.partition(f"| {first} | ")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    return {re.sub(r"[`:]", "", row[0].strip()): [cell.strip() for cell in row[1:]] for row in rows}
+    """Return the rows of the table of docs/models.md whose header begins with that cell: prefix -> the other cells."""
+    return {re.sub(r"[`:]", "", row[0]): row[1:] for row in read_table("models.md", first)}
 
 
 def test_the_docs_have_each_provider_with_its_address_and_key():

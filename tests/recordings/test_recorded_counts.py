@@ -1,6 +1,5 @@
 """Figures of the docs about recordings: how many there are, and how far our count of tokens is from what was billed."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -8,10 +7,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.cassettes import Wire, recordings
+from tests.support.doc_tables import read_table
 from tests.support.token_errors import measure, summarise
 
 DOCS = Path(__file__).parents[2] / "docs"
-ROW = re.compile(r"^\| (Claude|OpenAI), (\w+) \| (\d+) \| ([-+]\d+) % \| ([-+]\d+) % \| ([-+]\d+) % \|$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +22,8 @@ def errors():
 def test_the_errors_are_those_of_the_docs(errors):
     """Each row of the table is measured anew."""
     stated = {
-        (family, count): tuple(map(int, rest))
-        for family, count, *rest in ROW.findall((DOCS / "context.md").read_text())
+        tuple(row[0].split(", ")): tuple(int(cell.removesuffix(" %")) for cell in row[1:])
+        for row in read_table("context.md", "count")
     }
     assert {key: (number, *map(round, rest)) for key, (number, *rest) in errors.items()} == stated
 
@@ -71,8 +70,8 @@ TRIED = {
 @pytest.mark.parametrize("prefix", TRIED)
 def test_a_cell_that_says_recorded_has_a_recording(prefix):
     """Text, streams, calls and errors; and each of these that is recorded is said to be."""
-    (row,) = re.findall(rf"^\| `{prefix}:` \| (\w.*\|)$", (DOCS / "models.md").read_text(), re.MULTILINE)[-1:]
-    text, stream, calls, _, errors, *_ = [cell.strip() == "recorded" for cell in row.split("|")]
+    (cells,) = [row[1:] for row in read_table("models.md", "tried") if row[0] == f"`{prefix}:`"]
+    text, stream, calls, _, errors = [cell == "recorded" for cell in cells]
     wire, hosts = TRIED[prefix]
     ours = [each for each in recordings() if each.wire is wire and urlsplit(each.url).hostname in hosts]
     answers = [each for each in ours if each.status == 200]

@@ -22,6 +22,7 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, call, say
 from tests.support.bare_shell import BARE_PATH, execute_bare
 from tests.support.browser import open_browser
+from tests.support.doc_tables import read_names, read_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fastapi.md").read_text(encoding="utf-8")
@@ -155,7 +156,6 @@ def test_the_page_in_an_environment_of_a_newcomer(tmp_path):
 
 def test_the_table_of_the_page_is_the_one_of_the_package():
     """Each error of the table stands on the page with its status and code, in the same order."""
-    _, _, table = PAGE.partition("<!-- statuses -->\n")
-    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| `(\w+)`", table.partition("<!-- /statuses -->")[0], re.MULTILINE)
+    rows = [(row[0], *read_names(row[1]), read_names(row[2])[0]) for row in read_table("fastapi.md", "status")]
     assert rows == [(str(status), code, kind.__name__) for kind, status, code in errors._STATUSES]
     assert errors._STATUSES[-1][0] is AgentError
