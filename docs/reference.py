@@ -78,13 +78,15 @@ def summarise(item: Any) -> str:
 def list_members(kind: griffe.Class) -> list[Any]:
     """Return the public fields and methods of a class, with those that it inherits from private classes."""
     exported = {each.path for objects in load().values() for each in objects.values()}
+    bases = [base for base in kind.mro() if base.path in exported]
+    shown_there = {resolve(each).path for base in bases for each in base.all_members.values()}
     members = [resolve(each) for each in kind.all_members.values() if not each.name.startswith("_")]
     return [
         each
         for each in members
         if (each.is_function or each.is_attribute)
         and (each.docstring or "class-attribute" in each.labels)  # the rest is set in `__init__`, without a docstring
-        and (each.parent is kind or (each.docstring and each.parent.path not in exported))
+        and (each.parent is kind or (each.docstring and each.path not in shown_there))
     ]
 
 
@@ -141,7 +143,7 @@ def render(name: str, item: Any, level: str = "##") -> Iterator[str]:
         is_declared = any(each.annotation for each in fields)
         yield from render_docstring(item, *(("parameters", "attributes") if is_declared else ()))
         yield "\n".join(["Fields:\n", *map(render_field, fields)]) if fields else ""
-        for each in list_members(item):
+        for each in sorted(list_members(item), key=lambda each: each.parent is not item):
             if each.is_function:
                 yield from render(f"{name}.{each.name}", each, "###")
 

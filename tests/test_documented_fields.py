@@ -12,6 +12,7 @@ import pytest
 from docstring_parser import parse
 
 from agentfsm import Agent, Limits, Settings
+from agentfsm.agents.agent_fields import AgentFields
 
 PUBLIC = "context evals flow guards mcp models patterns planning ports prompts reflection serve stores testing"
 MODULES = ("", *(f".{name}" for name in PUBLIC.split()))
@@ -40,7 +41,7 @@ def undocumented(tree):
     ]
 
 
-@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [AgentFields, *public_classes()], ids=lambda kind: kind.__name__)
 def test_each_public_field_is_documented(kind):
     """By a string literal right below the field."""
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -53,10 +54,10 @@ def test_a_field_without_a_docstring_is_found():
     assert undocumented(tree) == ["b"]
 
 
-@pytest.mark.parametrize("kind", [Agent, Limits, Settings])
-def test_help_explains_each_parameter(kind):
+@pytest.mark.parametrize(("kind", "fields"), [(Agent, AgentFields), (Limits, Limits), (Settings, Settings)])
+def test_help_explains_each_parameter(kind, fields):
     """`help` shows no attribute docstrings, so the class docstring has the first sentence of each."""
-    [tree] = ast.parse(inspect.getsource(kind)).body
+    [tree] = ast.parse(inspect.getsource(fields)).body
     texts = {
         field.target.id: re.sub(r"\s+", " ", below.value.value)
         for field, below in pairwise(tree.body)

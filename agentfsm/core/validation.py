@@ -133,7 +133,8 @@ def suggest_fields(cls: type[Any], **foreign_names: str) -> None:
         cls: The class. Its constructor raises TypeError for an unknown name, as before.
         **foreign_names: Field of the class by the name that other packages give to it.
     """
-    init = cls.__init__
+    init: Any = cls.__init__
+    init.__qualname__ = f"{cls.__qualname__}.__init__"  # for Python's own errors, if a base class has the fields
     known = [field.alias for field in attrs.fields(cls)]
 
     @wraps(init)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import attrs
 
-from agentfsm.agents.agent import Agent, StartOptions
+from agentfsm.agents.agent import Agent
+from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.core.errors import MisuseError
 from agentfsm.flow.agent_steps import make_child_step
 from agentfsm.flow.child_flows import NoModel, check_inputs, write_inputs

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
-from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
+from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS

@@ -13,7 +13,9 @@ import anyio
 import attrs
 
 from agentfsm.agents.admission import admit, admit_messages
-from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
+from agentfsm.agents.agent_fields import new_id
+from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.decisions import end_allowances
 from agentfsm.agents.deltas import pass_deltas
 from agentfsm.agents.worker import Worker

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.agents.admission import admit, admit_answer
-from agentfsm.agents.agent import new_id
+from agentfsm.agents.agent_fields import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.engine.tool_calls.allowances import build_document

@@ -24,7 +24,7 @@ def loads(monkeypatch):
         asked.append(model_name)
         return WordCounter()
 
-    monkeypatch.setattr("agentfsm.agents.agent.load_counter", load)
+    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
     return asked
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-import agentfsm.agents.agent as agents
+import agentfsm.agents.agent_starts as starts
 from agentfsm.testing.clock import run_virtual
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ def _deterministic(seed: int) -> Iterator[None]:
     level, log.level = log.level, logging.CRITICAL + 1
     log.manager._clear_cache()
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    urandom, agents.urandom = agents.urandom, nonces.randbytes
+    urandom, starts.urandom = starts.urandom, nonces.randbytes
     try:
         yield
     finally:
-        agents.urandom = urandom
+        starts.urandom = urandom
         _run._ALLOW_DETERMINISTIC_SCHEDULING = before
         random.setstate(dice)
         log.level = level

@@ -22,7 +22,7 @@ from play import play
 from shared_disk import Disk, HandleTerm
 from world import World, here
 
-import agentfsm.agents.agent as agents
+import agentfsm.agents.agent_starts as starts
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
@@ -284,7 +284,7 @@ def lose_input(patch: Any) -> None:
 
 def share_a_nonce(patch: Any) -> None:
     """The keys of a run are those of any other with its id."""
-    patch.setattr(agents, "Header", lambda **fields: Header(**{**fields, "nonce": ""}))
+    patch.setattr(starts, "Header", lambda **fields: Header(**{**fields, "nonce": ""}))
 
 
 def park_for_the_deaths_of_others(patch: Any) -> None:

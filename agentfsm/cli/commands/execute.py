@@ -14,7 +14,8 @@ import anyio
 import attrs
 
 from agentfsm.agents.admission import admit, admit_messages
-from agentfsm.agents.agent import WORKER_POLL_S, Agent, StartOptions
+from agentfsm.agents.agent import WORKER_POLL_S, Agent
+from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.deltas import DeltaRelay, pass_deltas
 from agentfsm.agents.worker import Worker
 from agentfsm.cli.codes import ExitCode

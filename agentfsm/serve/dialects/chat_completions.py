@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from agentfsm.agents.admission import check_part_count
-from agentfsm.agents.agent import new_id
+from agentfsm.agents.agent_fields import new_id
 from agentfsm.agents.decisions import HOW_TO_RESOLVE
 from agentfsm.agents.run_reports import read_output
 from agentfsm.core.errors import MisuseError
