@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from agentfsm import Agent, Limits, tool
 from agentfsm.core.events import Event
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.serve import Caller, serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -108,7 +109,7 @@ async def follow_gateway(agent: Agent) -> Arrivals:
         for _ in range(CLIENTS):
             tasks.create_task(read(gateway, f"/v1/runs/{run.id}/events", arrivals.take))
         await asyncio.sleep(PAUSE_S)
-        await agent.driver.run_until_blocked(run, None, on_run=lambda run: arrivals.append(run.version))
+        await agent.driver.run_until_blocked(run, ExecutionOptions(on_run=lambda run: arrivals.append(run.version)))
     return arrivals
 
 

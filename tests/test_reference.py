@@ -66,3 +66,12 @@ def test_the_page_of_a_class_shows_fields_and_methods(reference):
     assert "- `limits: Limits = Limits()`: Limits of each run." in page
     assert "### `Agent.resume` {#Agent.resume}\n```python\nasync def resume(run_id: str, *, deps: Any = None," in page
     assert "Raises:\n\n- [`RunNotFoundError`](errors.md#RunNotFoundError): when" in page
+
+
+def test_a_class_shows_its_own_methods_before_those_of_private_bases(reference):
+    """What a public base shows is not repeated."""
+    agent, flow = reference.load()["agentfsm"]["Agent"], reference.load()["agentfsm.flow"]["Flow"]
+    parts = "\n".join(reference.render("Agent", agent))
+    places = [parts.index(f"### `Agent.{name}`") for name in ("run", "with_", "start", "fork", "load", "approve")]
+    assert places == sorted(places)
+    assert not {"limits", "resume", "fork", "approve"} & {each.name for each in reference.list_members(flow)}

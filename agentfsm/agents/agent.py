@@ -34,6 +34,7 @@ from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS, suggest_fields
 from agentfsm.engine.driver import LEASE_POLL_S
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.program_check import has_tool
 from agentfsm.engine.replay import Replay, replay
@@ -124,8 +125,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
-        attendant = as_attendant(elicit)
-        return run if run.is_over else await self.driver.run_until_blocked(run, deps, once=True, attendant=attendant)
+        options = ExecutionOptions(deps=deps, once=True, attendant=as_attendant(elicit))
+        return run if run.is_over else await self.driver.run_until_blocked(run, options)
 
     def steps(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
@@ -142,8 +143,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             ConflictError: when the run has changed, or another worker executes it.
         """
         check_run(run, "finish")
-        attendant = as_attendant(elicit)
-        return run if run.is_over else await self.driver.run_until_blocked(run, deps, attendant=attendant)
+        options = ExecutionOptions(deps=deps, attendant=as_attendant(elicit))
+        return run if run.is_over else await self.driver.run_until_blocked(run, options)
 
     async def run(
         self, prompt: Prompt, *, deps: Any = None, elicit: Elicit | None = None, **start: Unpack[StartOptions]
@@ -164,10 +165,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         """
         check_option_names("run", start)
         gate = await StepThrottle.enter()  # before the run is built: a thousand may begin at once
-        attendant = as_attendant(elicit)
-        return await self.driver.run_until_blocked(
-            self.start(prompt, **start), deps, throttle=gate, attendant=attendant
-        )
+        options = ExecutionOptions(deps=deps, attendant=as_attendant(elicit), throttle=gate)
+        return await self.driver.run_until_blocked(self.start(prompt, **start), options)
 
     def stream(
         self,
@@ -191,12 +190,11 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         """
         check_option_names("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        attendant, names = as_attendant(elicit), self._check_names(renamed)
+        names = self._check_names(renamed)
+        options = ExecutionOptions(deps=deps, resume=resume, renamed=names, attendant=as_attendant(elicit))
 
         def execute(on_event: Listener, on_run: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
-            return self.driver.run_until_blocked(
-                run, deps, on_event=on_event, on_run=on_run, resume=resume, attendant=attendant, renamed=names
-            )
+            return self.driver.run_until_blocked(run, options._replace(on_event=on_event, on_run=on_run))
 
         answers = self.driver.config.output_spec
         if answers is None:
@@ -262,17 +260,16 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         names = self._check_names(renamed)
         check_run_id(run_id)
         attendant = as_attendant(elicit)
+        options = ExecutionOptions(deps=deps, resume=True, takeover=takeover, renamed=names, attendant=attendant)
         if self.version:
             self._check_release(await self.runs.header(run_id))
         while True:
             try:
-                run = await self.driver.run_until_blocked(
-                    run_id, deps, resume=True, takeover=takeover, attendant=attendant, renamed=names
-                )
+                run = await self.driver.run_until_blocked(run_id, options)
             except LeaseHeldError:
                 if not wait:
                     raise
-                takeover = False  # only once: the worker that executes it now may be healthy
+                options = options._replace(takeover=False)  # only once: the worker that executes it now may be healthy
             else:
                 await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
                 return run

@@ -93,7 +93,8 @@ def _checks_start_options(start: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(start)
     def checked(*args: P.args, **options: P.kwargs) -> R:
-        check_option_names("start", options.keys() - {"prompt"})
+        if options:
+            check_option_names("start", options.keys() - {"prompt"})
         return start(*args, **options)
 
     return checked

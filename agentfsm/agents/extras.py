@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.engine.driver import Driver
+    from agentfsm.engine.execution.execution import ExecutionOptions
     from agentfsm.ports.model import Model
 
 
@@ -45,13 +46,13 @@ def create_due_runs(agent: RunnableAgent) -> RunStarter:
     return starter
 
 
-def publish_deltas(driver: Driver[Any], url: str) -> Callable[..., Awaitable[Run[Any]]]:
+def publish_deltas(driver: Driver[Any], url: str) -> Callable[[Run[Any], ExecutionOptions], Awaitable[Run[Any]]]:
     """Return the driver's `run_until_blocked`, which also passes the text that models write to a Redis."""
     deltas = import_module("agentfsm.agents.deltas")
     relay = deltas.DeltaRelay(url)
 
-    async def execute(run: Run[Any], deps: Any, **options: Any) -> Run[Any]:
+    async def execute(run: Run[Any], options: ExecutionOptions) -> Run[Any]:
         listen = deltas.pass_deltas(run.id, relay.publish)
-        return await driver.run_until_blocked(run, deps, on_event=listen, **options)
+        return await driver.run_until_blocked(run, options._replace(on_event=listen))
 
     return execute

@@ -25,6 +25,7 @@ from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.engine.tool_calls.child_runs import (
@@ -327,33 +328,32 @@ class _SubagentCall:
         return attrs.evolve(run, header=attrs.evolve(run.header, nonce=nonce))
 
     async def _execute_child(self, run: Run, *, is_known: bool) -> Run:
-        # Only the engine pauses a child run, after crashes. To resume the parent run is to resume the child run.
-        execute = partial(
-            self.agent.driver.run_until_blocked,
+        driver, parent = self.agent.driver, self.parent
+        options = ExecutionOptions(
             deps=self.ctx.deps,
+            resume=True,  # only the engine pauses a child run, after crashes: to resume its parent is to resume it
             on_event=self.ctx.on_event,
             on_run=self._on_run,
-            parent_budget=None if self.parent is None else self.parent.budget,
-            resume=True,
-            drain=None if self.parent is None else self.parent.drain,
-            renamed={} if self.parent is None else self.parent.renamed,
             attendant=None if self.ctx.attendance is None else self.ctx.attendance.attendant,
         )
+        if parent is not None:
+            above = parent.options
+            options = options._replace(parent_budget=parent.budget, drain=above.drain, renamed=above.renamed)
         try:
-            return await execute(run.id if is_known else run)
+            return await driver.run_until_blocked(run.id if is_known else run, options)
         except ConflictError as error:
-            if self.parent is None:
+            if parent is None:
                 raise
-            if not await has_child_run(self.parent.store, self.ctx.run_id, self.ctx.call_id):
+            if not await has_child_run(parent.store, self.ctx.run_id, self.ctx.call_id):
                 raise _IdTakenError(
                     f"not called: the run of agent {self.agent.name} needs the id {run.id!r}, which an unrelated run "
                     "has. Continue without this call, or call the agent again: a new call has another id."
                 ) from error
             if isinstance(error, LeaseHeldError):
-                if not self.parent.takeover:
+                if not parent.options.takeover:
                     raise
-                return await execute(run.id, takeover=True)
-            return await execute(run.id)  # the child run exists, and its first message differs
+                return await driver.run_until_blocked(run.id, options._replace(takeover=True))
+            return await driver.run_until_blocked(run.id, options)  # the child run has another first message
 
     def _on_run(self, run: Run) -> None:
         """Report each turn that begins."""

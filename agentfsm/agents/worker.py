@@ -31,6 +31,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.header import FORMAT
 from agentfsm.engine.execution.drain import Drain
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import next_expiry
 
@@ -82,7 +83,7 @@ class Worker:
     """Executes the runs of one agent; implements `Agent.worker`."""
 
     agent: RunnableAgent
-    execute: Callable[..., Awaitable[Run[Any]]]
+    execute: Callable[[Run[Any], ExecutionOptions], Awaitable[Run[Any]]]
     """`Driver.run_until_blocked` of the agent."""
 
     deps: Any
@@ -407,7 +408,7 @@ class Worker:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
 
-            return await self.execute(run, deps, lease=lease, on_run=on_run, drain=drain)
+            return await self.execute(run, ExecutionOptions(deps=deps, lease=lease, on_run=on_run, drain=drain))
         except BaseException as error:
             if isinstance(error, IncompatibleProgramError):
                 lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
@@ -24,24 +23,21 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.usage import Usage
-from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
-from agentfsm.engine.execution.drain import Drain
-from agentfsm.engine.execution.execution import build_execution
+from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.program_check import check_program, select_names
 from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
 from agentfsm.engine.unattended import apply_stop_requests
-from agentfsm.ports.store import Durability, Lease, Store
+from agentfsm.ports.store import Durability, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.executing_call import current_call, outside_calls, report_read_run
 
 if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
-    from agentfsm.tools.attendance import Attendant
 
 # Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
 LEASE_POLL_S: Final = 0.2
@@ -73,39 +69,12 @@ class Driver(Generic[A_co]):
         answers = self.config.output_spec
         return run if answers is None else attrs.evolve(run, decoder=answers.parse)
 
-    async def run_until_blocked(
-        self,
-        run: Run[Any] | str,
-        deps: Any,
-        *,
-        once: bool = False,
-        resume: bool = False,
-        takeover: bool = False,
-        lease: Lease | None = None,
-        on_event: Listener | None = None,
-        on_run: Callable[[Run], None] | None = None,
-        parent_budget: Budget | None = None,
-        throttle: StepThrottle | None = None,
-        attendant: Attendant | None = None,
-        drain: Drain | None = None,
-        renamed: Mapping[str, str] = MappingProxyType({}),
-    ) -> Run[A_co]:
+    async def run_until_blocked(self, run: Run[Any] | str, options: ExecutionOptions) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
 
         Args:
             run: The run at its newest version, or the id of a stored run.
-            deps: Dependencies for tools, as `ctx.deps`; never stored.
-            once: Whether to perform a single effect.
-            resume: Whether to end a pause of the run.
-            takeover: Whether to take the run from the worker that executes it.
-            lease: Lease of this run, if the caller holds it; released at the end of this call.
-            on_event: Called with each streamed event.
-            on_run: Called with each new state of the run.
-            parent_budget: Budget of the parent run.
-            throttle: Throttle of this event loop, if the caller has passed it already.
-            attendant: Asks the person who attends the execution; None if there is none.
-            drain: Ends the execution between two effects; None if only cancellation ends it.
-            renamed: New names of tools by their names in the journal.
+            options: What the caller gives and asks for.
 
         Raises:
             ConflictError: if the run has moved on, or another worker executes it; nothing was changed.
@@ -113,7 +82,7 @@ class Driver(Generic[A_co]):
             MisuseError: if the price for a money limit is unknown.
             IncompatibleProgramError: if this agent cannot continue the run; nothing was changed.
         """
-        throttle = throttle or await StepThrottle.enter()
+        throttle = options.throttle or await StepThrottle.enter()
         is_stored = isinstance(run, str)
         if not is_stored:
             self.check_price()
@@ -121,29 +90,18 @@ class Driver(Generic[A_co]):
         if engine.registry.sources:
             await engine.registry.refresh()
             run = self._refresh_fingerprint(run)
-        journal = await self._open_journal(run, on_event, on_run, lease=lease, takeover=takeover, must_be_new=once)
+        journal = await self._open_journal(run, options)
         del run  # the journal has the latest state; this one would occupy 900 bytes until the end
         journal.run = self.attach_decoder(journal.run)
         try:
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                await check_program(self.config, self.store, journal.run, renamed)
-                names = select_names(self.config, journal.run, renamed) if renamed else {}
-                self._record_resumption(journal, resume=resume, renamed=names)
-            drive = build_execution(
-                engine,
-                journal,
-                deps,
-                self._take_ledger(journal.run),
-                parent_budget,
-                resume=resume,
-                takeover=takeover,
-                attendant=attendant,
-                drain=drain,
-                renamed=renamed,
-            )
-            steps, claim = run_steps(drive, throttle, once=once), drive.answer_claim
+                await check_program(self.config, self.store, journal.run, options.renamed)
+                names = select_names(self.config, journal.run, options.renamed) if options.renamed else {}
+                self._record_resumption(journal, resume=options.resume, renamed=names)
+            drive = build_execution(engine, journal, self._take_ledger(journal.run), options)
+            steps, claim = run_steps(drive, throttle), drive.answer_claim
             await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))
             self._cache(journal.run, drive.ledger)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
@@ -163,19 +121,11 @@ class Driver(Generic[A_co]):
         finally:
             report_read_run(journal.run)
             if await journal.close() and journal.run.stop_reason is None:
-                journal.run = await self._apply_late_requests(journal.run, on_event, on_run)
+                journal.run = await self._apply_late_requests(journal.run, options.on_event, options.on_run)
         return journal.run
 
-    async def _open_journal(
-        self,
-        run: Run[Any] | str,
-        on_event: Listener | None,
-        on_run: Callable[[Run], None] | None,
-        *,
-        lease: Lease | None,
-        takeover: bool,
-        must_be_new: bool,
-    ) -> Journal:
+    async def _open_journal(self, run: Run[Any] | str, options: ExecutionOptions) -> Journal:
+        takeover = options.takeover
         # A repeated call finds the run that it started before, perhaps in the hands of another worker.
         is_repeatable = isinstance(run, Run) and run.version == 0 and find_caller(run.id) is not None
         while True:
@@ -184,11 +134,11 @@ class Driver(Generic[A_co]):
                     self.store,
                     run,
                     self.config.clock,
-                    on_event,
-                    on_run,
-                    lease=lease,
+                    options.on_event,
+                    options.on_run,
+                    lease=options.lease,
                     takeover=takeover,
-                    must_be_new=must_be_new and not is_repeatable,
+                    must_be_new=options.once and not is_repeatable,
                     durability=self.durability,
                     pause_before=self.pause_before,
                     ended_runs=self.ended_runs,

@@ -15,7 +15,7 @@ from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.advance_plan import hash_plan_request
-from agentfsm.engine.execution.execution import build_execution
+from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.model_calls.view import build_view
 from agentfsm.journal.load import load_predecessor
@@ -79,7 +79,7 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     run = begin_run(stored.header, await load_predecessor(store, stored.header))
     unowned = Lease(run_id=run_id, token=0, version=0)  # nothing is appended to it
     journal = Journal(store=store, lease=unowned, run=run, clock=config.clock, log=RunLogger(run_id, run.header.agent))
-    drive = build_execution(config, journal, deps, TokenLedger(own_start=run.own_start))
+    drive = build_execution(config, journal, TokenLedger(own_start=run.own_start), ExecutionOptions(deps=deps))
     checked, found = 0, []
     for event in stored.events:
         run = journal.run

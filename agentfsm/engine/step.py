@@ -89,7 +89,7 @@ async def _commit(journal: Journal, outcome: StepOutcome) -> None:
     return journal.commit(*outcome.events, taken=outcome.taken)
 
 
-async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool = False) -> None:
+async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
     """Perform steps until the run is over or waits, within the active time that its limits leave."""
     limits, journal = execution.config.limits, execution.journal
     if journal.run.open:
@@ -100,7 +100,7 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
         return await journal.flush()
     calls = ToolCalls(execution)
     try:
-        while await _run_until_limit(execution, calls, throttle, once=once):
+        while await _run_until_limit(execution, calls, throttle):
             pass
     except BaseException:
         if not journal.lease.lost and (paid := build_usage_events(execution)):  # also if the run is resumed
@@ -112,12 +112,13 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
     return await journal.flush()
 
 
-async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: StepThrottle, *, once: bool) -> bool:
+async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: StepThrottle) -> bool:
     """Perform steps within the remaining time. Return whether a limit was reached and the last answer comes next.
 
     The last answer has its own deadline.
     """
     limits, journal = execution.config.limits, execution.journal
+    once, drain = execution.options.once, execution.options.drain
     reached = journal.run.limit_reached
     left_s = limits.seconds - journal.run.duration_s
     if execution.config.last_answer and reached is None:
@@ -127,7 +128,7 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
         while not (before := journal.run).is_over:
             if before.state in _THROTTLED_STATES and not throttle.try_acquire():
                 await throttle.acquire()
-            if (drain := execution.drain) is None:
+            if drain is None:
                 await step(execution, calls)
             else:
                 await drain.enter()

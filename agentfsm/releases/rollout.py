@@ -18,6 +18,7 @@ from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.releases.arm_results import ArmResults, read_results
 from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
@@ -299,10 +300,10 @@ class Rollout:
         header = await self.base.runs.header(run_id)
         return await self.find_agent(header.release).resume(run_id, **options)
 
-    async def execute(self, run: Run[Any], deps: Any, **options: Any) -> Run[Any]:
+    async def execute(self, run: Run[Any], options: ExecutionOptions) -> Run[Any]:
         """Execute a run with the agent of its release until it is over or waits. Workers call this."""
         driver = self.find_agent(run.header.release).driver
-        return await driver.run_until_blocked(driver.attach_decoder(run), deps, **options)
+        return await driver.run_until_blocked(driver.attach_decoder(run), options)
 
     async def worker(
         self,
@@ -337,7 +338,7 @@ class Rollout:
 
     def build_worker(
         self,
-        execute: Callable[..., Awaitable[Run[Any]]],
+        execute: Callable[[Run[Any], ExecutionOptions], Awaitable[Run[Any]]],
         *,
         deps: Any = None,
         parallel: int,

@@ -29,6 +29,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import AssistantMessage, HostedContent, ToolResult, as_parts
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.journal.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.engine.execution.drain import Drain
-    from agentfsm.ports.store import Lease, RunSummary
+    from agentfsm.ports.store import RunSummary
     from agentfsm.releases import Rollout
     from agentfsm.serve.access import Caller
     from agentfsm.serve.continuation import Continuation
@@ -175,26 +175,15 @@ class Gateway:
             raise ClosedError("the server is not running: enter the app's lifespan")
         return await self._tasks.start(function)
 
-    async def _execute(
-        self,
-        run: Run,
-        deps: Any,
-        *,
-        lease: Lease | None = None,
-        on_run: Callable[[Run], None] | None = None,
-        drain: Drain | None = None,
-        resume: bool = False,
-    ) -> Run:
+    async def _execute(self, run: Run, options: ExecutionOptions) -> Run:
         if self.four_eyes:  # also those of a run from before they were asked for
             await end_allowances(self.runs.store, run.header)
         agent = self._find_release(run.header)
         self.counts.executions[agent.name] += 1
-        self.counts.crashes[agent.name] += lease is not None and lease.abandoned
-        on_event = pass_deltas(run.id, self.hub.publish)
+        self.counts.crashes[agent.name] += options.lease is not None and options.lease.abandoned
+        options = options._replace(on_event=pass_deltas(run.id, self.hub.publish))
         try:
-            return await agent.driver.run_until_blocked(
-                run, deps, lease=lease, on_event=on_event, on_run=on_run, drain=drain, resume=resume
-            )
+            return await agent.driver.run_until_blocked(run, options)
         except LeaseLostError:
             self.counts.lost_leases[agent.name] += 1
             raise
@@ -232,7 +221,8 @@ class Gateway:
             on_event = pass_deltas(run.id, self.hub.publish)
             try:
                 deps = await self.resolve_deps(run)
-                await agent.driver.run_until_blocked(run, deps, on_event=on_event, on_run=begin, resume=True)
+                options = ExecutionOptions(deps=deps, resume=True, on_event=on_event, on_run=begin)
+                await agent.driver.run_until_blocked(run, options)
                 begin(run)
             except Exception as error:
                 if not has_begun:
@@ -249,7 +239,7 @@ class Gateway:
     async def _resume(self, agent: Agent[Any], run_id: str) -> None:
         try:
             run = await agent.load(run_id)
-            await self._execute(run, await self.resolve_deps(run), resume=True)
+            await self._execute(run, ExecutionOptions(deps=await self.resolve_deps(run), resume=True))
         except AgentError as error:
             _log.warning("run %s was not resumed: %s", run_id, error)
         except Exception:  # noqa: BLE001  an error in the user's code must not stop the server

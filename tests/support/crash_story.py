@@ -22,6 +22,7 @@ from agentfsm.core import codec
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.engine.tool_calls import approvals as engine_approvals
 from agentfsm.ports import (
     CallChunk,
@@ -238,13 +239,13 @@ async def drained(world: World, *, after: int) -> None:
     async with agent_on(world.store()) as agent:
         await agent.submit(await begun(agent, world.run_id))
 
-        async def execute(run: Run, deps: Any, *, on_run: Callable[[Run], None], **options: Any) -> Run:
+        async def execute(run: Run, options: ExecutionOptions) -> Run:
             def watch(newer: Run) -> None:
-                on_run(newer)
+                options.on_run(newer)
                 if newer.version >= run.version + after:
                     worker.drain()
 
-            return await agent.driver.run_until_blocked(run, deps, on_run=watch, **options)
+            return await agent.driver.run_until_blocked(run, options._replace(on_run=watch))
 
         worker = Worker(agent=agent, execute=execute, deps=world, parallel=1, poll_s=0.05, drain_s=3600)
         await worker.run(until_idle=True)

@@ -39,20 +39,19 @@ from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.flow import Flow
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores.loading import mask_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.engine.execution.drain import Drain
     from agentfsm.engines.dbos import DBOSEngine
-    from agentfsm.ports.store import Lease
     from agentfsm.releases import Rollout
 
 # What may dispatch the runs of workers.
@@ -367,9 +366,7 @@ class _WorkerReport:
 
     end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "failed": 0, "waiting": 0}), init=False)
 
-    async def execute(
-        self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None
-    ) -> Run:
+    async def execute(self, before: Run, options: ExecutionOptions) -> Run:
         """Execute a run whose lease is held, and report its end or its waits.
 
         Raises:
@@ -383,10 +380,9 @@ class _WorkerReport:
                 f"the run belongs to {target}, which has the same name as {agent.target}: give two agents two names; "
                 f"if the module was moved, continue the run with {hint.build_resume(before.id)}"
             )
-        on_event = None if self.relay is None else pass_deltas(before.id, self.relay.publish)
-        run = await agent.driver.run_until_blocked(
-            before, deps, lease=lease, on_event=on_event, on_run=on_run, drain=drain
-        )
+        if self.relay is not None:
+            options = options._replace(on_event=pass_deltas(before.id, self.relay.publish))
+        run = await agent.driver.run_until_blocked(before, options)
         if run.version > before.version:
             self.end_counts[_END_NAMES.get(run.state, "waiting")] += 1
             self.terminal.err(one_line(f"run {run.id} {describe_end(run)}", MAX_LINE_CHARS))

@@ -9,11 +9,9 @@ import attrs
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
-    from agentfsm.engine.execution.drain import Drain
+    from agentfsm.engine.execution.execution import ExecutionOptions
     from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.store import Clock, Store
     from agentfsm.streaming.watch import Outlet
@@ -24,6 +22,9 @@ class Parent(Value):
     """A run that calls an agent as a tool, with the store and the budget of the child run."""
 
     run: Run
+    options: ExecutionOptions
+    """Options of the run's execution: the child run ends with its drain, and is taken over and renamed as it is."""
+
     store: Store
     clock: Clock
     budget: Budget
@@ -35,12 +36,3 @@ class Parent(Value):
 
     guards: tuple[CallGuard, ...] = ()
     """Guards of the run, which the child run obeys as well."""
-
-    drain: Drain | None = None
-    """Ends the execution of the run between two effects, and with it that of the child run; None if nothing does."""
-
-    takeover: bool = False
-    """Whether child runs are taken over from other workers."""
-
-    renamed: Mapping[str, str] = attrs.field(factory=dict)
-    """New names of tools by their names in the journal, for child runs as well."""

@@ -82,7 +82,7 @@ def build_context(execution: Execution) -> RunContext[Any]:
     """Build the tool context of the run, without the fields of a call."""
     run = execution.journal.run
     return RunContext(
-        deps=execution.deps,
+        deps=execution.options.deps,
         run_id=run.id,
         turn=current_turn(run),
         user=run.header.user,

@@ -165,9 +165,9 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
 
 async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float) -> bool:
     """Return whether the first item that the agent behind a paused call waits for was decided, or is due."""
-    if execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending):
+    if execution.options.resume and any(item.kind is PendingKind.CRASH for item in entry.pending):
         return True
-    tool, names = execution.config.find_tool(entry.call.name), execution.renamed
+    tool, names = execution.config.find_tool(entry.call.name), execution.options.renamed
     inner = None if tool is None else tool.inner_agent
     missing = [names.get(item.tool, item.tool) for item in entry.pending if item.lacks_tool]
     if inner is not None and any(inner.has_tool(name, ()) for name in missing):

@@ -166,8 +166,8 @@ class RunHost(QueueHost):
         execution, journal = self.execution, self.execution.journal
         entry = _find_entry(journal.run, call)
         attendance: Attendance | None = None
-        if execution.attendant is not None:
-            direct = Attendance(execution.attendant, partial(self._ask_person, call, tool))
+        if (attendant := execution.options.attendant) is not None:
+            direct = Attendance(attendant, partial(self._ask_person, call, tool))
             attendance = direct.with_clock(journal.stop_active_time)  # which stops while the person is asked
         parent: Parent | None = None
         if tool.kind is ToolKind.AGENT:
@@ -179,9 +179,7 @@ class RunHost(QueueHost):
                 depth_limit=execution.config.limits.depth,
                 watch=execution.config.watch,
                 guards=execution.config.guards,
-                drain=execution.drain,
-                takeover=execution.is_takeover,
-                renamed=execution.renamed,
+                options=execution.options,
             )
         return attrs.evolve(
             build_context(execution),
@@ -206,7 +204,7 @@ class RunHost(QueueHost):
         return ExecutingCall(
             run=self.execution.journal.run,
             call=call,
-            takeover=self.execution.is_takeover,
+            takeover=self.execution.options.takeover,
             own_labels=partial(self._list_read_labels, call),
             on_labels=partial(self._add_labels, call.id),
             store=self.execution.journal.store,
@@ -827,7 +825,7 @@ class ToolCalls:
                 retries_per_tool=limits.retries_per_tool,
                 retries_per_run=limits.retries_per_run,
                 retries=dict(journal.run.retries),
-                drain=self.execution.drain,
+                drain=self.execution.options.drain,
             )
         return self._queue
 
@@ -856,7 +854,7 @@ class ToolCalls:
         """Await running calls. Listeners receive the end of a turn after its calls, as in the journal."""
         journal = self.execution.journal
         journal.defers_changes = True
-        drain = self.execution.drain
+        drain = self.execution.options.drain
         try:
             if drain is None:
                 await running

@@ -27,6 +27,7 @@ from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.handshake_clients import EventBus
 from agentfsm.mcp.server.resources import Resource
@@ -39,8 +40,6 @@ from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.engine.execution.drain import Drain
-    from agentfsm.ports.store import Lease
 
 P = ParamSpec("P")
 
@@ -208,21 +207,18 @@ class ServedRuns:
         for worker in workers:
             await worker.ended.wait()
 
-    async def _drive(
-        self, run: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None
-    ) -> Run:
-        run_id = run.id
+    async def _drive(self, run: Run, options: ExecutionOptions) -> Run:
+        run_id, report = run.id, options.on_run
 
         def report_and_record(run: Run) -> None:
-            on_run(run)
+            if report is not None:
+                report(run)
             self._live_runs[run.id] = run
             self._notify_waiters(run.id)
 
         self._failures.pop(run_id, None)
         try:
-            return await self.agent.driver.run_until_blocked(
-                run, deps, lease=lease, on_run=report_and_record, drain=drain
-            )
+            return await self.agent.driver.run_until_blocked(run, options._replace(on_run=report_and_record))
         except Exception as error:
             self._failures[run_id] = result_text.describe_error(error)
             if len(self._failures) > MAX_FAILURES:
