@@ -173,7 +173,7 @@ class Evaluation(Value):
             if data.pop("format") != RESULT_FORMAT:
                 raise MisuseError(f"{path} has another format: evaluate again with this version of agentfsm")
             return cls(**{**data, "results": tuple(map(_read_result, data["results"]))})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise MisuseError(f"{path} is not the result of an evaluation: {error}") from None
 
 

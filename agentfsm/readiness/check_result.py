@@ -153,7 +153,7 @@ def load_waivers(path: str | Path) -> dict[str, Waiver]:
         The waivers by the id of their check.
 
     Raises:
-        MisuseError: if the file cannot be read, or a waiver lacks a field.
+        MisuseError: if the file cannot be read, a waiver lacks a field, or a check has two.
     """
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("waiver", [])
@@ -163,12 +163,15 @@ def load_waivers(path: str | Path) -> dict[str, Waiver]:
         raise MisuseError(f"{path}: begin each waiver with [[waiver]], in two brackets")
     waivers: dict[str, Waiver] = {}
     for table in tables:
-        if sorted(table) != sorted(_WAIVER_FIELDS):
-            raise MisuseError(f"{path}: a waiver has the fields {', '.join(_WAIVER_FIELDS)}, not {', '.join(table)}")
+        if not isinstance(table, dict) or sorted(table) != sorted(_WAIVER_FIELDS):
+            given = ", ".join(table) if isinstance(table, dict) else repr(table)
+            raise MisuseError(f"{path}: a waiver has the fields {', '.join(_WAIVER_FIELDS)}, not {given}")
         made = Waiver(**table)
         if type(made.until) is not date:
             raise MisuseError(f"{path}: until = {made.until!r} of {made.check!r} is no date: write it as 2027-01-31")
         if not all(isinstance(each, str) and each.strip() for each in (made.check, made.by, made.reason)):
             raise MisuseError(f"{path}: check, by and reason of a waiver are texts, and none is empty")
+        if made.check in waivers:
+            raise MisuseError(f"{path}: there are two waivers of {made.check!r}: keep the one that counts")
         waivers[made.check] = made
     return waivers

@@ -58,8 +58,10 @@ DRILL_DAYS: Final = 90
 MAX_TOKENS: Final = 1_000_000
 # Number of measures against costs of which an agent has at least two (document H, 8).
 MIN_COST_MEASURES: Final = 2
-# Names of parameters that hold something to execute.
-_CODE_PARAMETERS: Final = re.compile(r"code|script|command|cmd|shell|python|expression", re.IGNORECASE)
+# Names of parameters that hold something to execute: not a description, a transcript, or what is encoded.
+_CODE_PARAMETERS: Final = re.compile(
+    r"(?<!en)(?<!de)(?<!post)(?<!bar)code|(?<!tran)script(?!ion)|command|cmd|shell|python|expression", re.IGNORECASE
+)
 # Names of the followers that count runs and export traces.
 METRICS_FOLLOWER: Final = "metrics"
 OTLP_FOLLOWER: Final = "otlp"
@@ -114,12 +116,14 @@ class Check(Value):
     """Function that finds the status."""
 
     async def find(self, subject: Subject) -> CheckFinding:
-        """Return what the check finds. An error of the package is the reason of a failure."""
+        """Return what the check finds. An error of the package is the reason of a failure; of another, nothing is."""
         try:
             found = self.look(subject)
             return await found if isawaitable(found) else found
         except AgentError as error:
             return CheckFinding(_FAIL, str(error), "mend or remove what the error names")
+        except Exception as error:  # noqa: BLE001  files of the project and code of the agent, which may raise anything
+            return CheckFinding(_UNKNOWN, f"the check raised {type(error).__name__}: {error}"[:300], "see the reason")
 
 
 def _is_old(subject: Subject, recorded: str, name: str, command: str) -> CheckFinding | None:
@@ -380,7 +384,7 @@ async def _list_followers(subject: Subject) -> set[str]:
 
 def _check_alerts(subject: Subject) -> CheckFinding:
     for path in _iter_yaml_files(subject.project):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""  # not a link to nowhere
         if "agentfsm_" in text and "alert:" in text:
             return CheckFinding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
     return CheckFinding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
@@ -430,7 +434,10 @@ def _check_rollback(subject: Subject) -> CheckFinding:
 
 
 def _judge_drill(subject: Subject, drill: DrillReport) -> CheckFinding:
-    if drill.find_age_days(subject.on) > DRILL_DAYS:
+    age_days = drill.find_age_days(subject.on)
+    if age_days < -1:  # it may be tomorrow elsewhere
+        return CheckFinding(_FAIL, f"{_describe_drill(drill)}: that is in the future", "record the time of its end")
+    if age_days > DRILL_DAYS:
         return CheckFinding(_FAIL, _describe_drill(drill), f"practise it again: a drill counts for {DRILL_DAYS} days")
     return CheckFinding(_PASS, _describe_drill(drill))
 

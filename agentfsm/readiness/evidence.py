@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import NOT_NEGATIVE
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, NOT_NEGATIVE, STRING
 from agentfsm.core.value import Value
 from agentfsm.evals.results import Evaluation
 
@@ -27,44 +27,44 @@ RESTORE_FILE: Final = "restore.json"
 class LoadReport(Value):
     """Times of runs at a stated concurrency, as `agentfsm load` writes them."""
 
-    agent: str
+    agent: str = attrs.field(validator=STRING)
     """Name of the agent."""
 
-    fingerprint: str
+    fingerprint: str = attrs.field(validator=STRING)
     """Digest of the agent's fingerprint."""
 
-    at: str
+    at: str = attrs.field(validator=STRING)
     """Time of the measurement, ISO 8601."""
 
-    model: str
+    model: str = attrs.field(validator=STRING)
     """Name of the model."""
 
-    runs: int
+    runs: int = attrs.field(validator=COUNT)
     """Number of runs."""
 
-    concurrency: int
-    """Number of runs at a time."""
+    concurrency: int = attrs.field(validator=COUNT)
+    """Number of runs at a time, `runs` at most."""
 
-    failed: int
+    failed: int = attrs.field(validator=COUNT_OR_ZERO)
     """Number of runs that ended without an answer, were left waiting for a person, or raised an error."""
 
-    seconds: float
+    seconds: float = attrs.field(validator=NOT_NEGATIVE)
     """Seconds for all runs together."""
 
-    p50_s: float
+    p50_s: float = attrs.field(validator=NOT_NEGATIVE)
     """Seconds within which half of the runs ended."""
 
-    p95_s: float
+    p95_s: float = attrs.field(validator=NOT_NEGATIVE)
     """Seconds within which 95 % of the runs ended."""
 
-    p99_s: float
+    p99_s: float = attrs.field(validator=NOT_NEGATIVE)
     """Seconds within which 99 % of the runs ended."""
 
-    tokens: int
+    tokens: int = attrs.field(validator=COUNT_OR_ZERO)
     """Tokens of all runs."""
 
     usd: float | None = None
-    """Cost of all runs in US dollars; None if a price is unknown."""
+    """Cost of all runs in US dollars; None if a price is unknown, or a run raised an error."""
 
     stop_reasons: dict[str, int] = attrs.field(factory=dict)
     """Number of runs by the reason of their end: a stop reason, "waiting", or "raised" with the type of the error."""
@@ -78,13 +78,13 @@ class LoadReport(Value):
 class DrillReport(Value):
     """A practised procedure: a roll-back of a release, or a restore of the store from a backup."""
 
-    at: str
+    at: str = attrs.field(validator=STRING)
     """Time of the end, ISO 8601."""
 
     seconds: float = attrs.field(validator=NOT_NEGATIVE)
     """Seconds from the decision until all new runs were begun with the old release, or the data was back."""
 
-    by: str
+    by: str = attrs.field(validator=NAME)
     """Person or program that did it."""
 
     note: str = ""
@@ -147,5 +147,5 @@ class Evidence(Value):
             return None
         try:
             return kind(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError, MisuseError) as error:
             raise MisuseError(f"{path} is not a {kind.__name__}: {error}") from None

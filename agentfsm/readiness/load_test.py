@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.machine import State
 from agentfsm.core.validation import COUNT
 from agentfsm.readiness.evidence import LoadReport
@@ -46,8 +46,9 @@ async def measure_load(
     """
     COUNT.check("measure_load", "runs", runs)
     COUNT.check("measure_load", "concurrency", concurrency)
-    if not prompts:
-        raise MisuseError("measure_load needs at least one prompt")
+    if isinstance(prompts, str) or not prompts:
+        raise MisuseError(f"measure_load(prompts={prompts!r:.80}): give a list of prompts, one at least")
+    concurrency = min(concurrency, runs)
     times: list[float] = []
     ended: list[Run[Any]] = []
     reasons = Counter[str]()
@@ -71,13 +72,16 @@ async def measure_load(
                 on_run(run)
 
     begin = time.perf_counter()
-    async with anyio.create_task_group() as group:
-        for _ in range(min(concurrency, runs)):
-            group.start_soon(work)
+    try:
+        async with anyio.create_task_group() as group:
+            for _ in range(concurrency):
+                group.start_soon(work)
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
     seconds = time.perf_counter() - begin
     p50, p95, p99 = _find_percentiles(times)
-    costs = [each.usage.cost_usd for each in ended]
-    known = [each for each in costs if each is not None]
+    # Of a run that raised, nobody knows what it has cost.
+    known = [each.usage.cost_usd for each in ended if each.usage.cost_usd is not None and not each.usage.unpriced]
     return LoadReport(
         agent=agent.name,
         fingerprint=agent.fingerprint.digest,
@@ -86,12 +90,12 @@ async def measure_load(
         runs=runs,
         concurrency=concurrency,
         failed=runs - sum(each.state is State.DONE for each in ended),
-        seconds=round(seconds, 3),
+        seconds=round(seconds, 6),
         p50_s=p50,
         p95_s=p95,
         p99_s=p99,
         tokens=sum(each.usage.tokens for each in ended),
-        usd=sum(known) if len(known) == len(costs) else None,
+        usd=sum(known) if len(known) == runs else None,
         stop_reasons=dict(reasons),
     )
 

@@ -7,6 +7,7 @@ and watchers are replaced, so a probe costs nothing and has no effect. Time is v
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -44,6 +45,8 @@ LEAK_CHARS: Final = 40
 PATIENCE_S: Final = 300.0
 # Turns after which a run that calls tools without end has to have ended.
 MAX_TURNS: Final = 100
+# One agent at a time, since the level of the logger belongs to the process.
+_PROBING: Final = threading.Lock()
 _Probe: TypeAlias = "Callable[[Agent[Any]], Awaitable[CheckFinding]]"
 # Seconds of virtual time beyond the time limit of a run, after which it counts as hanging.
 _GRACE_S: Final = 600.0
@@ -73,12 +76,13 @@ def run_probes(agent: Agent[Any]) -> dict[str, CheckFinding]:
         names = f"check the agents of its steps: {', '.join(inner)}" if inner else "its steps have no agents"
         return dict.fromkeys(_PROBES, CheckFinding(CheckStatus.PASS, f"a flow asks no model; {names}"))
     logger = logging.getLogger("agentfsm")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        return {name: _run_probe(probe, agent) for name, probe in _PROBES.items()}
-    finally:
-        logger.setLevel(level)
+    with _PROBING:
+        level = logger.level
+        logger.setLevel(logging.CRITICAL + 1)
+        try:
+            return {name: _run_probe(probe, agent) for name, probe in _PROBES.items()}
+        finally:
+            logger.setLevel(level)
 
 
 def _run_probe(probe: _Probe, agent: Agent[Any]) -> CheckFinding:

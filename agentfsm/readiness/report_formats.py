@@ -48,9 +48,9 @@ def describe_waiver(result: CheckResult) -> str:
     if waiver is None:
         return ""
     if result.status is CheckStatus.PASS:
-        return f"the waiver by {waiver.by} is not needed any more"
+        return strip_unsafe(f"the waiver by {waiver.by} is not needed any more")
     verb = "waived" if result.status is CheckStatus.WAIVED else "the waiver has expired:"
-    return f"{verb} by {waiver.by} until {waiver.until}: {waiver.reason}"
+    return strip_unsafe(f"{verb} by {waiver.by} until {waiver.until}: {waiver.reason}")
 
 
 def render_json(report: ReadinessReport) -> dict[str, Any]:
