@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import AsyncIterator
 from statistics import fmean
@@ -9,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.errors import CorruptError, RunNotFoundError, TooNewError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
@@ -22,6 +23,8 @@ from agentfsm.releases.rollback_rules import RunOutcome
 from agentfsm.releases.rollout_log import RolloutControl, RolloutPlan
 from agentfsm.stores.rules import FINAL_STATES
 from agentfsm.telemetry.measurements import RUN_DURATION, measure_run
+
+_log = logging.getLogger("agentfsm.releases")
 
 # Newest runs of a release that are looked at: they decide any difference that matters.
 MAX_RUNS: Final = 2_000
@@ -145,6 +148,9 @@ class OutcomeReader:
             if known.arm and is_new:
                 known = await self._read_outcome(summary, known.arm)
         except RunNotFoundError:  # deleted meanwhile
+            known = _KnownRun(arm="")
+        except (CorruptError, TooNewError) as error:  # the other runs of the arm count
+            _log.warning("roll-out %r: run %s cannot be read, and counts for no arm: %s", self._name, summary.id, error)
             known = _KnownRun(arm="")
         return known
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
@@ -40,7 +41,8 @@ MIN_RUNS: Final = 20
 _ALTERNATIVES: Final = 50
 _PERCENT: Final = 100
 _TEXT: Final = re.compile(
-    r"(failures|cost|time|ratings)(?:\s*([<>])\s*(\d+(?:\.\d+)?))?\s+(\+?)(\d+(?:\.\d+)?)\s*%(?:\s+after\s+(\d+))?"
+    r"(failures|cost|time|ratings)(?:\s*([<>])\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?))?"
+    r"\s+(\+?)(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*%(?:\s+after\s+(\d{1,9}))?"
 )
 _SHARE: Final = ValueRule(fits=lambda value: is_number(value) and 0 <= value < 1, wanted="a share from 0 to below 1")
 
@@ -105,8 +107,9 @@ class RollbackRule(Value):
             raise MisuseError(f"RollbackRule(signal={self.signal!r}, limit={self.limit!r}): {self.signal!r} {needs}")
 
     def __str__(self) -> str:
-        limit = "" if self.limit is None else f"{'<' if self.signal == 'ratings' else '>'}{self.limit:g}"
-        share = f"{'+' if self.over_base else ''}{self.share * _PERCENT:g}%"
+        """The rule as `parse` reads it, with all digits: the log of a roll-out keeps rules as text."""
+        limit = "" if self.limit is None else f"{'<' if self.signal == 'ratings' else '>'}{_write_number(self.limit)}"
+        share = f"{'+' if self.over_base else ''}{_write_number(self.share, _PERCENT)}%"
         return f"{self.signal}{limit} {share} after {self.min_runs}"
 
     @classmethod
@@ -126,7 +129,7 @@ class RollbackRule(Value):
         return cls(
             signal=signal,
             limit=None if found[3] is None else float(found[3]),
-            share=float(found[5]) / _PERCENT,
+            share=float(Decimal(found[5]) / _PERCENT),
             over_base=bool(found[4]),
             min_runs=MIN_RUNS if found[6] is None else int(found[6]),
         )
@@ -165,6 +168,11 @@ class RollbackRule(Value):
     def _count(self, outcomes: Iterable[RunOutcome]) -> tuple[int, int]:
         verdicts = [verdict for each in outcomes if (verdict := self.is_bad(each)) is not None]
         return sum(verdicts), len(verdicts)
+
+
+def _write_number(value: float, factor: int = 1) -> str:
+    """Return a number without an exponent."""
+    return f"{(Decimal(repr(value)) * factor).normalize():f}"
 
 
 def find_evidence(bad: int, runs: int, accepted: float) -> float:

@@ -16,7 +16,7 @@ import anyio
 from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.worker import Worker
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import MisuseError, RunNotFoundError, first_error
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
 from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.releases.arm_results import ArmResults, read_results
@@ -360,7 +360,10 @@ class Rollout:
     async def run_worker(self, worker: Worker, *, until_idle: bool) -> None:
         """Run a worker of the releases, and check the rules of the roll-out meanwhile."""
         await self.save_releases()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch_rollout, self.control)
-            await worker.run(until_idle=until_idle)
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch_rollout, self.control)
+                await worker.run(until_idle=until_idle)
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None

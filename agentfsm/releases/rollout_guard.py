@@ -12,7 +12,14 @@ from typing import Final
 import anyio
 
 from agentfsm.agents.runs import Runs
-from agentfsm.core.errors import ConflictError, PartlyDoneError, RunNotFoundError, StoreError
+from agentfsm.core.errors import (
+    ConflictError,
+    CorruptError,
+    PartlyDoneError,
+    RunNotFoundError,
+    StoreError,
+    TooNewError,
+)
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter, Store
 from agentfsm.releases.arm_results import OutcomeReader
@@ -127,6 +134,9 @@ async def abort_runs(store: Store, before: RolloutPlan, after: RolloutPlan, *, b
             try:
                 await runs.cancel(each.id, by=by, message=message)
             except (ConflictError, RunNotFoundError):  # it has ended, or was deleted meanwhile
+                continue
+            except (CorruptError, TooNewError) as error:  # the others are cancelled
+                _log.error("run %s of arm %r cannot be read, and is not cancelled: %s", each.id, arm, error)
                 continue
             except PartlyDoneError as error:  # its next worker cancels it
                 _log.warning("a run of arm %r is cancelled later: %s", arm, error)

@@ -260,6 +260,8 @@ class RolloutControl:
         require_between(0, 50).check("start", "holdout", holdout)
         parsed = tuple([each if isinstance(each, RollbackRule) else RollbackRule.parse(each) for each in rules])
         counts = count_buckets(weights)
+        for arm in counts:
+            NAME.check("start", "weights", arm)
         if not releases and parsed:
             raise MisuseError("rules compare the runs of releases: an experiment without releases has none")
         if wrong := counts.keys() ^ (releases or counts).keys():

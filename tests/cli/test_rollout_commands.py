@@ -6,6 +6,7 @@ from contextlib import aclosing
 import anyio
 import pytest
 
+from agentfsm.core.errors import CorruptError
 from agentfsm.stores import SQLiteStore
 
 APP = """
@@ -116,6 +117,62 @@ def test_a_flag_needs_no_agent(here):
         assert text in here.err
     here("rollout", "status", "old-search", code=2)
     assert len(here.json("rollout", "log", "new-search")["log"]) == 1
+
+
+def test_a_kill_that_did_not_cancel_all_runs_is_repeated(here):
+    """As after a crash in the middle: the runs are cancelled, and the log has one kill. Otherwise it is refused."""
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
+    for run_id in ("r1", "r2"):
+        here("submit", "shop:rollout", "go", "--id", run_id)
+    here("rollout", "kill", "billing", "--reason", "bad")
+    assert [here.json("show", run_id)["state"] for run_id in ("r1", "r2")] == ["observe"] * 2
+    for count in ("cancelled 2 runs", "cancelled 0 runs"):
+        line = here("rollout", "kill", "billing", "--reason", "bad", "--abort-running")
+        assert (count in here.err, "  2 kill by " in line) == (True, True)
+    assert [here.json("show", run_id)["state"] for run_id in ("r1", "r2")] == ["error"] * 2
+    here("rollout", "kill", "billing", "--reason", "bad", code=2)
+    assert "was killed" in here.err
+    assert [each["action"] for each in here.json("rollout", "log", "billing")["log"]] == ["start", "kill"]
+
+
+def test_a_run_that_cannot_be_read_holds_up_no_kill(here, monkeypatch):
+    """The others are cancelled, and the log of the program names it."""
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
+    for run_id in ("r1", "r2", "r3"):
+        here("submit", "shop:rollout", "go", "--id", run_id)
+    read = SQLiteStore.read
+
+    async def read_or_fail(self, run_id, *args, **options):
+        if run_id == "r2":
+            raise CorruptError("a line is gone")
+        return await read(self, run_id, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLiteStore, "read", read_or_fail)
+        here("rollout", "kill", "billing", "--reason", "bad", "--abort-running")
+    assert "cancelled 2 runs" in here.err
+    assert [here.json("show", run_id)["state"] for run_id in ("r1", "r2", "r3")] == ["error", "observe", "error"]
+
+
+def test_releases_of_many_pages_are_listed(here, monkeypatch):
+    """A store returns a page of them at a time."""
+    list_records = SQLiteStore.list_records
+
+    async def list_one(self, kind, *, limit=1, **options):
+        return await list_records(self, kind, limit=min(limit, 1), **options)
+
+    here("rollout", "start", "shop:rollout", "old=100", "--reason", "x")
+    monkeypatch.setattr(SQLiteStore, "list_records", list_one)
+    assert [each["version"] for each in here.json("release", "list")["releases"]] == ["1.0.0", "2.0.0"]
+    assert here("release", "list", "nobody") == ""
+
+
+def test_watch_of_a_roll_out_that_is_not_there(here):
+    """A wrong name is told at once: nothing would be watched, and nobody would know."""
+    here("rollout", "start", "shop:rollout", "old=100", "--reason", "x")
+    here("rollout", "watch", "biling", "--once", code=2)
+    assert "there is no roll-out 'biling'" in here.err
+    assert "watching" not in here.err
 
 
 def test_watch_rolls_a_bad_release_back(here):

@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentfsm import MisuseError
 from agentfsm.releases import RollbackRule
@@ -29,6 +31,22 @@ def test_a_rule_is_written_as_it_is_read(text, bad, good):
     assert (rule.is_bad(bad), rule.is_bad(good)) == (True, False)
 
 
+@given(
+    st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    st.floats(min_value=0, max_value=1, exclude_max=True),
+    st.booleans(),
+)
+def test_the_text_of_a_rule_loses_no_digit(limit, share, over_base):
+    """Whatever its numbers: the log of a roll-out keeps rules as text."""
+    rule = RollbackRule(signal="time", limit=limit, share=share, over_base=over_base)
+    assert RollbackRule.parse(str(rule)) == rule
+
+
+def test_numbers_are_also_read_with_an_exponent():
+    """As logs of earlier versions have them."""
+    assert RollbackRule.parse("cost>1e-05 1e+1% after 20") == RollbackRule.parse("cost>0.00001 10%")
+
+
 def test_runs_without_a_figure_do_not_count():
     """A missing rating is not a good one, and an unknown price is not 0."""
     ratings, cost = RollbackRule.parse("ratings<3 20%"), RollbackRule.parse("cost>0.5 5%")
@@ -37,7 +55,17 @@ def test_runs_without_a_figure_do_not_count():
 
 
 @pytest.mark.parametrize(
-    "text", ["failures", "failures>1 5%", "cost 5%", "ratings>3 5%", "speed>3 5%", "failures 100%", 5]
+    "text",
+    [
+        "failures 5% after " + "9" * 5_000,
+        "failures",
+        "failures>1 5%",
+        "cost 5%",
+        "ratings>3 5%",
+        "speed>3 5%",
+        "failures 100%",
+        5,
+    ],
 )
 def test_a_rule_that_cannot_be_read_is_refused(text):
     """With the forms that there are."""

@@ -92,7 +92,14 @@ def back(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def kill(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Give the base to all, and end a roll-out."""
-    return _report_end(args, terminal, lambda control: control.kill(by=args.by, reason=args.reason))
+
+    async def end(control: RolloutControl) -> RolloutChange:
+        newest = await control.newest()
+        if newest is not None and newest.is_killed and args.abort_running:  # the first kill did not cancel all runs
+            return newest
+        return await control.kill(by=args.by, reason=args.reason)
+
+    return _report_end(args, terminal, end)
 
 
 def _change(args: argparse.Namespace, act: Callable[[RolloutControl], Awaitable[T]]) -> T:
@@ -104,16 +111,16 @@ def _report_end(
     args: argparse.Namespace, terminal: Terminal, act: Callable[[RolloutControl], Awaitable[RolloutChange]]
 ) -> ExitCode:
     async def change_and_abort(control: RolloutControl) -> tuple[RolloutChange, int]:
-        log = await control.log()
         change = await act(control)
         if not args.abort_running:
             return change, 0
+        before = (await control.log())[change.number - 2].plan
         try:
-            count = await abort_runs(control.store, log[-1].plan, change.plan, by=args.by, message=args.reason)
+            count = await abort_runs(control.store, before, change.plan, by=args.by, message=args.reason)
         except StoreError as error:
             raise PartlyDoneError(
                 f"the roll-out was changed ({change}), and not all runs of the arms without weight were cancelled: "
-                f"{error}; `agentfsm rollout status` counts them, and `agentfsm cancel` ends them"
+                f"{error}; `agentfsm rollout status` counts them, and `agentfsm cancel` or the same `kill` ends them"
             ) from error
         return change, count
 
@@ -231,9 +238,11 @@ def watch(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Check the rules of a roll-out until a signal arrives, and roll back by them."""
     store = open_existing_store(args.store)
     control = RolloutControl(args.name, store)
-    terminal.err(f"watching roll-out {args.name!r}; stop with Ctrl-C")
     with InterruptibleRunner() as runner:
         try:
+            if not runner.run(control.log):
+                raise MisuseError(f"there is no roll-out {args.name!r}: `agentfsm rollout status` lists them")
+            terminal.err(f"watching roll-out {args.name!r}; stop with Ctrl-C")
             runner.run(partial(watch_rollout, control, once=args.once))
         except KeyboardInterrupt:
             terminal.err("stopped")
@@ -252,7 +261,11 @@ def list_releases(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     prefix = f"{args.agent}/" if args.agent else ""
 
     async def read() -> list[Release]:
-        return [Release.from_dict(each.value) for each in await store.list_records(RELEASES, prefix=prefix)]
+        releases, after = list[Release](), ""
+        while page := await store.list_records(RELEASES, prefix=prefix, after=after, limit=_PAGE):
+            releases += [Release.from_dict(each.value) for each in page]
+            after = page[-1].key
+        return releases
 
     found = run_in_store(store, read)
     if terminal.json:
