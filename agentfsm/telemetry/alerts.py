@@ -17,7 +17,7 @@ from typing import Final, Literal
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import is_number
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.metrics_summary import CANCELLED, COMPLETED, DAY_S, ERROR_REASONS, HOUR_S, MeasurementLog
@@ -225,12 +225,12 @@ def set_thresholds(thresholds: Mapping[str, float]) -> tuple[Alert, ...]:
         thresholds: Thresholds by name of the metric.
 
     Raises:
-        MisuseError: when there is no such alert, or a threshold is not a number.
+        MisuseError: when there is no such alert, or a threshold is not a finite number, 0 or more.
     """
     if unknown := thresholds.keys() - ALERTS.keys():
         raise MisuseError(f"there is no alert {min(unknown)!r}: choose one of {', '.join(ALERTS)}")
-    if wrong := [name for name, value in thresholds.items() if not is_number(value) or value < 0]:
-        raise MisuseError(f"the threshold of {wrong[0]} must be a number of 0 or more, not {thresholds[wrong[0]]!r}")
+    for name, value in thresholds.items():
+        NOT_NEGATIVE.check("set_thresholds", name, value)  # nothing is above or below NaN: the alert would be silent
     return tuple([attrs.evolve(each, threshold=thresholds.get(name, each.threshold)) for name, each in ALERTS.items()])
 
 

@@ -14,7 +14,7 @@ from agentfsm.core.events import Resumed
 from agentfsm.core.limits import SPEND_RECORDS, SPEND_SCOPES, SpendScope, SpendWindow, load_zone
 from agentfsm.core.run_facts import list_spending
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.core.validation import COUNT, require_choice
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, require_choice
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.spend_windows import WindowRecord
 from agentfsm.engine.model_calls.view import measure_fixed_parts
@@ -155,7 +155,7 @@ async def read_costs(
             then are not read.
         where: The runs.
         tz: Time zone of the days.
-        limit: Maximum of runs to read, the newest; None for all.
+        limit: Maximum of runs to read, the newest, 1 or more; None for all.
         accepts: Returns whether a run counts; None: all do.
 
     Raises:
@@ -163,6 +163,7 @@ async def read_costs(
         StoreError: if a journal cannot be read.
     """
     require_choice(*COST_GROUPS).check("read_costs", "by", by)
+    COUNT.or_none().check("read_costs", "limit", limit)
     zone, until = load_zone(tz), await store.now()
     sums: dict[str, _CostSum] = {}
     total, read, runs, first, oldest, is_whole = Usage(), 0, 0, until, until, True
@@ -347,11 +348,12 @@ async def estimate(
         reply_tokens: Tokens of a reply; None to measure them there.
 
     Raises:
-        MisuseError: if `turns` is invalid.
+        MisuseError: if an argument is invalid.
         StoreError: if the store cannot be read.
     """
-    if turns is not None:
-        COUNT.check("estimate", "turns", turns)
+    COUNT.or_none().check("estimate", "turns", turns)
+    NOT_NEGATIVE.or_none().check("estimate", "added_tokens", added_tokens)
+    NOT_NEGATIVE.or_none().check("estimate", "reply_tokens", reply_tokens)
     config = agent.driver.config
     counter = await config.load_counter(config.model.name)
     parts = measure_fixed_parts(config, counter, config.registry.definitions)

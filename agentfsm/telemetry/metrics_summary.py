@@ -173,8 +173,8 @@ class MeasurementLog:
             self.series.setdefault((each.metric, each.labels), []).append((each.at, each.value))
 
     def find_start(self, since: float) -> float:
-        """Return a time, or for -inf that of the oldest measurement; the measurements must be in order."""
-        return since if since > -inf else min([points[0][0] for points in self.series.values()], default=0.0)
+        """Return a time; for -inf that of the oldest measurement, else inf; the measurements must be in order."""
+        return since if since > -inf else min([points[0][0] for points in self.series.values()], default=inf)
 
     def find_end(self, now: float) -> float:
         """Return the present, or the time of the newest measurement: clocks differ, and times are rounded."""

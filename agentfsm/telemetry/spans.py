@@ -272,7 +272,7 @@ class _SpanBuilder:
         }
         name, context = f"{n.EXECUTE_TOOL} {entry.call.name}", call_context(self.header, entry.call.id)
         start = entry.started_at or self.event.at
-        end = start + entry.duration_s if entry.duration_s else self.event.at
+        end = start + entry.duration_s if entry.duration_s else max(start, self.event.at)
         return self.build(name, start, attributes, context=context, end=end, error="cut off")
 
     # The run.
@@ -317,7 +317,7 @@ class _SpanBuilder:
                 context=run_context(header),
                 parent=None if caller is None else caller.span_id,
                 started_at=header.created_at,
-                ended_at=run.updated_at,
+                ended_at=max(header.created_at, run.updated_at),  # by another clock, which may be behind
                 attributes=_without_empty({n.RUN: run.id, **attributes}),
                 error=failed,
                 links=() if header.forked_from is None else (run_context(attrs.evolve(header, id=header.forked_from)),),

@@ -105,8 +105,11 @@ class TraceExport:
         async with self.store.follow(FOLLOWER, wait=not until_idle) as follower:
             async for delivery in follower:
                 with_spans = bool(delivery.events)
-                if with_spans:
-                    await self.run(delivery.run_id, after=delivery.after_version)
+                try:
+                    if with_spans:
+                        await self.run(delivery.run_id, after=delivery.after_version)
+                except RunNotFoundError:  # removed after it was delivered
+                    with_spans = False
                 await delivery.done()
                 if with_spans:
                     yield delivery.run_id
