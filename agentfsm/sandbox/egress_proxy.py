@@ -81,10 +81,10 @@ async def _serve_client(client: anyio.abc.SocketStream, hosts: Sequence[str]) ->
         await client.send(f"{status}\r\nConnection: close\r\n\r\n".encode() + body)
         return
     async with server:
-        if forwarded:
-            await server.send(forwarded + rest)
-        else:
+        if not forwarded:
             await client.send(b"HTTP/1.1 200 Connection established" + _HEAD_END)
+        if forwarded or rest:  # a client of CONNECT need not wait for the answer
+            await server.send(forwarded + rest)
         async with anyio.create_task_group() as group:
             group.start_soon(_relay, client, server)
             group.start_soon(_relay, server, client)

@@ -76,7 +76,7 @@ async def keep_file_labels(path: str, content: bytes) -> None:
         versions[_hash(content)] = [str(label) for label in join_labels(as_labels(known), labels)]
         record: Any = {"path": path, "versions": dict([*versions.items()][-_MAX_VERSIONS:])}
         try:
-            await call.store.write_record(FILE_LABELS_KIND, _hash(path.encode()), record, revision=revision)
+            await call.store.write_record(FILE_LABELS_KIND, _hash(path), record, revision=revision)
         except ConflictError:  # another run has written the file at the same time
             continue
         except MisuseError:  # a store without records
@@ -87,7 +87,7 @@ async def keep_file_labels(path: str, content: bytes) -> None:
 async def _read_versions(store: Store, path: str) -> tuple[dict[str, Any], int]:
     """Return the labels of the contents of a path by their hashes, oldest first, and the revision of the record."""
     try:
-        record = await store.read_record(FILE_LABELS_KIND, _hash(path.encode()))
+        record = await store.read_record(FILE_LABELS_KIND, _hash(path))
     except MisuseError:  # a store without records
         record = None
     if record is None or not isinstance(record.value, dict):
@@ -96,5 +96,6 @@ async def _read_versions(store: Store, path: str) -> tuple[dict[str, Any], int]:
     return dict(versions), record.revision
 
 
-def _hash(content: bytes) -> str:
-    return sha256(content).hexdigest()
+def _hash(content: bytes | str) -> str:
+    """Return the hash of a content or of a path, whose bytes need not be text."""
+    return sha256(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")).hexdigest()

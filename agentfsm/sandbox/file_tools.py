@@ -122,6 +122,8 @@ def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
         await restore_file_labels(_locate(jail, path), before)
         text = _decode(path, before)
         count = text.count(old) if old else 0
+        if count == 1 and text.find(old) != text.rfind(old):  # it overlaps itself
+            count = 2
         if count != 1:
             earlier = "; an earlier edit may have replaced it" if not count else ""
             raise ModelRetry(f"the old text occurs {count} times in {path!r}, and has to occur once{earlier}")
@@ -131,8 +133,13 @@ def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
         return f"edited {path}"
 
     def decide_unknown(_ctx: RunContext[Any], a: Arguments) -> UnknownOutcomePolicy:
-        """Repeat an edit whose outcome is unknown, unless it would then be made twice."""
-        return "ask" if a.old in a.new else "rerun"
+        """Repeat an edit whose outcome is unknown, unless it might then be made twice.
+
+        The old text may be there again after it: within the new one, around it, or over one of its edges.
+        """
+        sizes = range(1, min(len(a.old), len(a.new)))
+        is_on_edge = any(a.old.endswith(a.new[:size]) or a.new.endswith(a.old[:size]) for size in sizes)
+        return "ask" if a.old in a.new or a.new in a.old or is_on_edge else "rerun"
 
     all_options: dict[str, Any] = {"locks": _lock, "on_unknown": decide_unknown, "reads_untrusted": False, **options}
     return make_tool(edit_file, name=EDIT_FILE, **all_options)

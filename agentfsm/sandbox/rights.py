@@ -39,12 +39,15 @@ def _to_hosts(given: Iterable[str]) -> tuple[str, ...]:
     return to_hosts(given, "a sandbox")
 
 
+def _is_environment(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(text, str) and name and "=" not in name and "\0" not in name + text
+        for name, text in value.items()
+    )
+
+
 _ENVIRONMENT: Final = ValueRule(
-    fits=lambda value: (
-        isinstance(value, Mapping)
-        and all(isinstance(name, str) and isinstance(text, str) for name, text in value.items())
-    ),
-    wanted="a mapping of names to strings",
+    fits=_is_environment, wanted="a mapping of names to strings, without '=' in a name and null characters"
 )
 
 
@@ -96,12 +99,12 @@ class Rights(Value):
                 f"Sandbox(memory_mb={self.memory_mb}): give {MIN_MEMORY_MB} or more, so that Python starts"
             )
         for path in (*self.read, *self.write):
-            if str(path) == "/" or any(str(part) in _KERNEL_FOLDERS[1:] for part in (path, *path.parents)):
+            real = path.resolve()  # a link, or ".." may lead there
+            if str(real) == "/" or any(str(part) in _KERNEL_FOLDERS[1:] for part in (real, *real.parents)):
                 raise MisuseError(
                     f"a sandbox cannot show {path}, which holds more than files: list the folders that are needed"
                 )
-        for path in (*self.read, *self.write):
-            if outer := next((folder for folder in self.write if folder in path.parents), None):
+            if outer := next((folder for folder in self.write if folder.resolve() in real.parents), None):
                 raise MisuseError(
                     f"the path {path} of a sandbox is inside {outer}, where the function may replace it: leave it out"
                 )

@@ -1,10 +1,14 @@
 """The file tools: what they do in a folder, and that nothing leads out of it."""
 
+import errno
+import json
 import os
 import threading
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from agentfsm import Agent, Label, MisuseError, ModelRetry, Outcome, tool
 from agentfsm.guards import Guard
@@ -139,10 +143,70 @@ async def test_sizes_are_bounded(place, monkeypatch):
 async def test_an_edit_is_of_one_place(place):
     """A piece that is missing or occurs twice is refused, and the file stays."""
     edit = tools_of(place)["edit_file"]
-    for old, count in (("four", 0), ("t", 2), ("", 0)):
+    (place / "notes" / "today.md").write_text("one\ntwo\nthreee\n")
+    for old, count in (("four", 0), ("t", 2), ("", 0), ("ee", 2)):
         with pytest.raises(ModelRetry, match=f"occurs {count} times"):
             await edit(path="notes/today.md", old=old, new="x")
-    assert (place / "notes" / "today.md").read_text() == "one\ntwo\nthree\n"
+    assert (place / "notes" / "today.md").read_text() == "one\ntwo\nthreee\n"
+
+
+EDIT = tools_of("/")["edit_file"]
+
+
+@given(
+    st.text("ab", max_size=4),
+    st.text("ab", max_size=4),
+    st.text("ab", min_size=1, max_size=4),
+    st.text("abc", max_size=4),
+)
+def test_an_edit_that_is_repeated_after_a_crash_is_made_once(before, after, old, new):
+    """Where the old text may be there again after the edit, a person is asked, since the edit may have happened."""
+    policy = EDIT.on_unknown(None, SimpleNamespace(path="a", old=old, new=new))
+    text = f"{before}{old}{after}"
+    assume(text.find(old) == text.rfind(old))
+    assert policy == "ask" or old not in text.replace(old, new)
+
+
+async def test_most_edits_are_repeated_after_a_crash(place):
+    """A person is asked about few; the repeated edit finds that it has been made."""
+    edit = tools_of(place)["edit_file"]
+    again = {"path": "notes/today.md", "old": "two", "new": "2"}
+    assert edit.on_unknown(None, SimpleNamespace(**again)) == "rerun"
+    await edit(**again)
+    with pytest.raises(ModelRetry, match="an earlier edit may have replaced it"):
+        await edit(**again)
+    assert (place / "notes" / "today.md").read_text() == "one\n2\nthree\n"
+
+
+async def test_a_name_that_is_no_text_is_listed(place):
+    """Also in a store that knows labels of files: one old name does not hide the others."""
+    (place / os.fsdecode(b"caf\xe9.txt")).touch()
+    tools = [read_page, *build_file_tools(place, write=True)]
+    replies = [call("read_page")], [call("write_file", path="a", text="b")], [call("list_files")]
+    run = await Agent(ScriptedModel(*[say("", *calls) for calls in replies], "done"), tools=tools).run("go")
+    listed = run.messages[-2]
+    assert listed.outcome is Outcome.DONE
+    assert {"a", "caf\ufffd.txt", "notes"} <= {each["name"] for each in json.loads(listed.content)}
+
+
+async def test_a_full_disk_leaves_the_old_file(place, monkeypatch):
+    """Whole, and nothing beside it; the model reads why."""
+
+    def refuse(*_args, **_options):
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(ModelRetry, match=r"'notes/today.md' No space left on device"):
+        await tools_of(place)["write_file"](path="notes/today.md", text="new")
+    assert {each.name: each.read_text() for each in (place / "notes").iterdir()} == {"today.md": "one\ntwo\nthree\n"}
+
+
+async def test_a_part_of_a_file_has_bounds(place):
+    """Lines beyond the end are none, and a number below 1 is 1."""
+    read = tools_of(place)["read_file"]
+    assert await read(path="notes/today.md", first_line=-5, lines=-5) == "one\n\n[... 2 more lines ...]"
+    assert await read(path="notes/today.md", first_line=3, lines=10**30) == "three\n"
+    assert await read(path="notes/today.md", first_line=10**30) == ""
 
 
 def test_the_traits_of_the_tools(place):

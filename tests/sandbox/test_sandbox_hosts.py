@@ -11,6 +11,7 @@ from agentfsm._lib.public_network import matches_host
 from agentfsm.sandbox import Sandbox, find_isolation
 from agentfsm.sandbox.egress_proxy import open_proxy
 from tests.support import sandbox_functions
+from tests.support.checks import HANG_S
 from tests.support.database_servers import debian
 
 
@@ -105,6 +106,70 @@ async def test_the_host_of_a_request_is_that_of_its_url(port, headers):
     assert f"hosts: ['127.0.0.1:{port}']" in answer
     assert "evil.example" not in answer
     assert "Upgrade" not in answer
+
+
+async def exchange(hosts, *parts, waits=b""):
+    """Send parts to a proxy, from the second on once its answer has these bytes; return the whole answer."""
+    async with open_proxy(hosts) as channel:
+        with socket.create_server(("127.0.0.1", 0)) as listener, anyio.fail_after(HANG_S):
+            socket.send_fds(channel, [b"x"], [listener.fileno()])
+            async with await anyio.connect_tcp("127.0.0.1", listener.getsockname()[1]) as client:
+                answer = b""
+                for number, part in enumerate(parts):
+                    while number and waits not in answer:
+                        answer += await client.receive()
+                    await client.send(part)
+                return answer + b"".join([chunk async for chunk in client])
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"x" * 17_000, b"431 Request Header Fields Too Large"),
+        (b"\r\n\r\n", b"400 Bad Request"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"GET ftp://127.0.0.1/ HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"GET http:///x HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"CONNECT 127.0.0.1:99999 HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"CONNECT [::1 HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"connect 127.0.0.1:1 HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        ("GET http://exämple.org/ HTTP/1.1\r\n\r\n".encode(), b"400 Bad Request"),
+        (b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n", b"403 Forbidden"),
+        (b"CONNECT 127.0.0.1 HTTP/1.1\r\n\r\n", b"403 Forbidden"),
+        (b"CONNECT evil.example:80@127.0.0.1:1 HTTP/1.1\r\n\r\n", b"502 Bad Gateway"),
+        (b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n", b"502 Bad Gateway"),
+        (b"CONNECT no-such-name.invalid:443 HTTP/1.1\r\n\r\n", b"502 Bad Gateway"),
+    ],
+)
+async def test_what_is_no_request_to_a_host_of_the_list_is_answered(head, status):
+    """With a status and a reason, and the connection ends."""
+    answer = await exchange(["127.0.0.1:1", "no-such-name.invalid"], head)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"Connection: close" in answer
+
+
+@pytest.mark.parametrize("waits", [b"", b"established"])
+async def test_a_tunnel_carries_what_is_sent_before_and_after_its_answer(port, waits):
+    """A client need not wait until the tunnel is there, and nothing that it has sent is lost."""
+    parts = (b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % port, b"GET /in HTTP/1.0\r\n\r\n")
+    answer = await exchange([f"127.0.0.1:{port}"], *(parts if waits else [b"".join(parts)]), waits=waits)
+    assert answer.startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.0 200 ")
+    assert b"/in " in answer
+
+
+async def test_clients_that_go_leave_the_proxy_alone(port):
+    """One that says nothing, one in the middle of its head, and one that does not wait for the answer."""
+    whole = b"GET http://127.0.0.1:%d/a HTTP/1.1\r\n\r\n" % port
+    async with open_proxy([f"127.0.0.1:{port}"]) as channel:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.send_fds(channel, [b"x"], [listener.fileno()])
+            for sent in (b"", whole[:9], whole):
+                async with await anyio.connect_tcp("127.0.0.1", listener.getsockname()[1]) as client:
+                    await client.send(sent)
+            async with await anyio.connect_tcp("127.0.0.1", listener.getsockname()[1]) as client:
+                for at in range(len(whole)):
+                    await client.send(whole[at : at + 1])
+                assert b"/a " in b"".join([chunk async for chunk in client])
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,37 @@ def test_rights_that_make_no_sense(options, words):
         Sandbox(**options)
 
 
+@pytest.mark.parametrize("name", ["A=B", "", "A\0"])
+def test_names_that_no_environment_has(name):
+    """They are refused when the sandbox is made, and not by each call."""
+    with pytest.raises(MisuseError, match="without '=' in a name and null characters"):
+        Sandbox(env={name: "x"})
+    with pytest.raises(MisuseError, match="null characters"):
+        Sandbox(env={"A": "x\0"})
+
+
+@pytest.mark.parametrize("target", ["/", "/proc", "/sys/kernel", "/dev"])
+@pytest.mark.parametrize("right", ["read", "write"])
+def test_no_link_and_no_way_up_leads_to_all_files(tmp_path, monkeypatch, right, target):
+    """What a sandbox cannot show it does not show under another name: relative, with `..`, or by a link."""
+    (tmp_path / "link").symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    up = "/".join([".."] * len(tmp_path.parts))
+    for path in ("link", tmp_path / "link", f"{up}{target}", f"{tmp_path}/{up}{target}"):
+        with pytest.raises(MisuseError, match="which holds more than files"):
+            Sandbox(**{right: [path]})
+
+
+def test_a_folder_that_may_be_written_is_not_read_under_another_name(tmp_path):
+    """The function could replace what is read there."""
+    (tmp_path / "out" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for outer, inner in (("out", "link/in"), ("link", "out/in"), ("out", "other/../out/in")):
+        with pytest.raises(MisuseError, match="may replace it"):
+            Sandbox(write=[tmp_path / outer], read=[tmp_path / inner])
+    assert len(Sandbox(read=[tmp_path, tmp_path / "out"], write=[tmp_path / "out"]).read) == 2
+
+
 def test_other_mistakes():
     """A sandbox is an instance, an external tool has none, and unknown fields are named."""
     with pytest.raises(MisuseError, match=r"a sandbox, as Sandbox\(\)"):
@@ -227,6 +258,22 @@ def test_other_mistakes():
         tool(sandbox=Sandbox(), external=True)(sandbox_functions.add)
     with pytest.raises(TypeError, match="did you mean 'seconds'"):
         Sandbox(timeout=3)
+
+
+async def test_calls_at_once_have_sandboxes_of_their_own(level):
+    """Each gets its own result, and one that fails does not touch the others."""
+    ends = {}
+
+    async def run(number):
+        function, args = (sandbox_functions.leave_by_exit, ()) if number == 1 else (sandbox_functions.add, (number, 0))
+        ends[number] = await Sandbox().run(function, args, {})
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(run, number)
+    assert [(ends[number].end, ends[number].value) for number in range(3)] == [
+        (SandboxEnd.DONE, 0), (SandboxEnd.LOST, None), (SandboxEnd.DONE, 2),
+    ]  # fmt: skip
 
 
 async def test_a_model_runs_python(level):
