@@ -14,7 +14,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.text_safety import strip_unsafe
-from agentfsm.core.validation import COUNT, SECONDS, is_number, require_between
+from agentfsm.core.validation import COUNT, SECONDS, is_number, require_between, require_members
 from agentfsm.core.value import Value
 from agentfsm.ports.guards import CallGuard, GuardDecision
 from agentfsm.ports.screening import Detector, TextScreen
@@ -30,6 +30,7 @@ _OVERLAP: Final = 1 / 8
 _KNOWN_SCORES: Final = 1_000
 _MAX_ERROR_CHARS: Final = 200
 _SCORE: Final = require_between(0, 1)
+_DETECTOR: Final = require_members("score", wanted="a detector, an object with a method score, as PatternDetector()")
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -61,6 +62,7 @@ class Detection(CallGuard, TextScreen):
     """Scores of the texts scored last, by their hash."""
 
     def __attrs_post_init__(self) -> None:
+        _DETECTOR.check("Detection", "detector", self.detector)
         _SCORE.check("Detection", "threshold", self.threshold)
         SECONDS.check("Detection", "seconds", self.seconds)
         COUNT.check("Detection", "window_chars", self.window_chars)

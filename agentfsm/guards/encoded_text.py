@@ -39,10 +39,14 @@ _LOOKALIKES: Final = str.maketrans(
     "\u03c1\u03c4\u03c5\u03c7\u03c9\u03b6\u03bc\u0585\u057d\u0570\u0578\u0581\u0584\u0131\u0251\u0261",
     "abcdehhijklmopqrstyvwxbeiabeynikvoptuxwzmouhngpiag",
 )
-# Rounds of decoding, and the most characters that a compressed text has.
+# Rounds of decoding, and the most characters of a text that were compressed: a few words may unpack to any number.
 _ROUNDS: Final = 3
 _MAX_CHARS: Final = 100_000
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
+
+
+class TooLongToReadError(Exception):
+    """Compressed parts of a text have more characters than are read."""
 
 
 def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
@@ -52,7 +56,8 @@ def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
     hidden characters in between, every second character, the text backwards, alphabets shifted or turned around,
     base64, base32, base85, hexadecimal, binary and decimal codes, escapes, the first letters of lines and words, and
     base64 and the like of any of these and of compressed text, up to three times.
-    Texts with fewer than 12 letters and digits are not looked for, and in encoded text only ASCII is.
+    Texts with fewer than 12 letters and digits are not looked for, and in encoded text only ASCII is. A text with more
+    than 100,000 compressed characters counts as one that has the first of them.
 
     Args:
         text: Any text.
@@ -66,12 +71,15 @@ def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
             needles |= dict.fromkeys([*shifted, *[form[::-1] for form in shifted]], each)
     if not needles:
         return None
-    for candidate in iter_readings(text):
-        plain = _squeeze(candidate)
-        for form in (plain, plain[::2], plain[1::2]):
-            for needle, each in needles.items():
-                if needle in form:
-                    return each
+    try:
+        for candidate in iter_readings(text):
+            plain = _squeeze(candidate)
+            for form in (plain, plain[::2], plain[1::2]):
+                for needle, each in needles.items():
+                    if needle in form:
+                        return each
+    except TooLongToReadError:
+        return next(iter(needles.values()))
     return None
 
 
@@ -90,7 +98,11 @@ def _squeeze(text: str) -> str:
 
 
 def iter_readings(text: str) -> Iterator[str]:
-    """Yield the text, those in it that are encoded or escaped, and the first letters of its lines and words."""
+    """Yield the text, those in it that are encoded or escaped, and the first letters of its lines and words.
+
+    Raises:
+        TooLongToReadError: if it has more than 100,000 compressed characters.
+    """
     yield text
     if "%" in text or "&" in text:
         yield unquote(html.unescape(text))
@@ -116,7 +128,7 @@ def iter_readings(text: str) -> Iterator[str]:
 
 def _iter_nested(text: str) -> Iterator[str]:
     """Yield the texts that are encoded as a whole word: more than once, compressed, or in base85."""
-    waiting, known = [(text, 0), ("".join(text.split()), 0)], set[str]()
+    waiting, known, unpacked = [(text, 0), ("".join(text.split()), 0)], set[str](), 0
     while waiting:
         outer, rounds = waiting.pop()
         for words, decode in _DECODERS:
@@ -125,12 +137,15 @@ def _iter_nested(text: str) -> Iterator[str]:
                     data = decode(found[0])
                     # By zlib or gzip, as its first byte says.
                     is_compressed = data[:1] in {b"\x78", b"\x1f"}
-                    inner = zlib.decompressobj(47).decompress(data, _MAX_CHARS) if is_compressed else data
+                    inner = zlib.decompressobj(47).decompress(data, _MAX_CHARS + 1) if is_compressed else data
                     plain = inner.decode("ascii")
                 except (ValueError, zlib.error):
                     continue
                 if plain not in known:
                     known.add(plain)
+                    unpacked += len(plain) if is_compressed else 0
+                    if unpacked > _MAX_CHARS:
+                        raise TooLongToReadError
                     yield plain
                     if rounds + 1 < _ROUNDS:
                         waiting.append((plain, rounds + 1))

@@ -33,6 +33,7 @@ from agentfsm.core.sensitive_text import (
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.call_rules import parse_verdict
 from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.encoded_text import find_encoded
 from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision
@@ -369,6 +370,9 @@ def exit_filter(
         )
     if (mode == "tokenise") != (vault is not None):
         raise MisuseError("exit_filter(): mode='tokenise' needs vault=Vault(key), and only that mode uses one")
+    hosts = (allow_hosts,) if isinstance(allow_hosts, str) else None if allow_hosts is None else tuple(allow_hosts)
+    if any(not isinstance(each, str) for each in hosts or ()):
+        raise MisuseError(f"exit_filter(allow_hosts={hosts!r:.80}): give hosts, or globs such as '*.example.org'")
     named = (countries,) if isinstance(countries, str) else tuple(countries)
     if named:
         load_country_data(*named)
@@ -376,14 +380,10 @@ def exit_filter(
         mode=mode,
         kinds=_as_kinds("kinds", kinds),
         arguments=_as_kinds("arguments", arguments),
-        verdict=GuardVerdict(verdict),
+        verdict=parse_verdict(verdict),
         secrets=known,
         canary=canary,
-        allow_hosts=(allow_hosts,)
-        if isinstance(allow_hosts, str)
-        else None
-        if allow_hosts is None
-        else tuple(allow_hosts),
+        allow_hosts=hosts,
         requested=_as_kinds("requested", requested),
         countries=named,
         vault=vault,
@@ -392,6 +392,6 @@ def exit_filter(
 
 def _as_kinds(name: str, kinds: Iterable[DataKind | str]) -> frozenset[DataKind]:
     try:
-        return frozenset(map(DataKind, () if isinstance(kinds, str) else kinds))
-    except ValueError as error:
+        return frozenset(map(DataKind, (kinds,) if isinstance(kinds, str) else kinds))
+    except (ValueError, TypeError) as error:
         raise MisuseError(f"exit_filter({name}=...): {error}; kinds are {', '.join(DataKind)}") from None

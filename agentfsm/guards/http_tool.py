@@ -9,7 +9,7 @@ import anyio
 import httpx2
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.core.validation import BOOL, COUNT, SECONDS
 from agentfsm.guards.egress_client import MAX_BYTES, EgressError, open_http_client, to_allowed_hosts
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
@@ -67,6 +67,8 @@ def build_http_tool(
     usable = _to_methods(methods)
     COUNT.check("build_http_tool", "max_bytes", max_bytes)
     SECONDS.check("build_http_tool", "seconds", seconds)
+    BOOL.check("build_http_tool", "trusted", trusted)
+    BOOL.check("build_http_tool", "irreversible", irreversible)
     is_safe = set(usable) <= set(SAFE_METHODS)
     reached = "any public host" if "*" in allowed else ", ".join(allowed)
 
@@ -109,7 +111,7 @@ def build_http_tool(
 
 
 def _to_methods(methods: Iterable[str]) -> tuple[str, ...]:
-    given = () if isinstance(methods, str) else tuple(methods)
+    given = () if isinstance(methods, str) or not isinstance(methods, Iterable) else tuple(methods)
     if not given or set(given) - set(METHODS):
         raise MisuseError(
             f"build_http_tool(methods={methods!r}): give some of {', '.join(METHODS)}, as ['GET', 'POST']"

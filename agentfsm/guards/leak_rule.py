@@ -20,7 +20,7 @@ from agentfsm.core.labels import DATA_LEVELS, Label, LabelSource, find_owner
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import is_ordered, parse_verdict
-from agentfsm.guards.encoded_text import iter_readings
+from agentfsm.guards.encoded_text import TooLongToReadError, iter_readings
 from agentfsm.ports.guards import CallGuard, GuardDecision
 
 if TYPE_CHECKING:
@@ -196,7 +196,10 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
     for leaf in dict.fromkeys(leaves):
         address = _ADDRESS.match(leaf)
         is_named = address is not None and any(each.names(_fold(address[1])) for each in private)
-        words = _list_words(leaf[address.end() :] if address is not None and is_named else leaf)
+        try:
+            words = _list_words(leaf[address.end() :] if address is not None and is_named else leaf)
+        except TooLongToReadError:
+            return _TOO_LONG, ()
         work += size * sum(map(len, words.values()))
         for word, parts in words.items():
             if work > _MAX_WORK:

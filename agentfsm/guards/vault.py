@@ -80,10 +80,10 @@ class Vault:
         invalid = import_module("cryptography.exceptions").InvalidTag
 
         def restore(found: re.Match[str]) -> str:
-            data = urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4))
             try:
+                data = urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4))
                 text: bytes = self._cipher.decrypt(data, [_scope(header), found[1].lower().encode()])
-            except invalid:
+            except (invalid, ValueError):  # anybody may write what looks like a token
                 return found[0]
             return text.decode("utf-8", "surrogatepass")
 

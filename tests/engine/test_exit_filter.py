@@ -613,18 +613,24 @@ async def test_a_sub_agent_knows_the_mark_of_its_caller(store):
         ({"secrets": ["short"]}, "8 characters"),
         ({"secrets": [12345678]}, "8 characters"),
         ({"kinds": ["emails"]}, "kinds are email"),
-        ({"arguments": "secret"}, None),
+        ({"kinds": 5}, "kinds are email"),
+        ({"verdict": "perhaps"}, "'allow', 'ask' or 'refuse'"),
+        ({"allow_hosts": [5]}, "give hosts, or globs"),
         ({"mode": "tokenise"}, "vault"),
         ({"vault": Vault(Vault.create_key())}, "vault"),
     ],
 )
 def test_wrong_options(options, says):
     """An error names the argument and what fits."""
-    if says is None:
-        assert exit_filter(**options).arguments == frozenset()
-        return
     with pytest.raises(MisuseError, match=says):
         exit_filter(**options)
+
+
+@pytest.mark.parametrize("kind", ["email", DataKind.EMAIL])
+def test_one_kind_is_a_kind(kind):
+    """And not none at all, which would let everything pass."""
+    rule = exit_filter(kinds=kind, arguments=kind, requested=kind)
+    assert rule.kinds == rule.arguments == rule.requested == {DataKind.EMAIL}
 
 
 def test_secrets_are_not_in_its_repr():

@@ -172,6 +172,23 @@ async def test_a_long_text_is_as_suspicious_as_its_worst_part():
         assert await score_windows(PatternDetector(), text[:place] + INJECTED + text[place:]) > 0.5
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"detector": None}, "detector=None"),
+        ({"detector": PatternDetector}, "detector=PatternDetector"),
+        ({"threshold": float("nan")}, "a number from 0 to 1"),
+        ({"threshold": True}, "a number from 0 to 1"),
+        ({"seconds": 0}, "above 0"),
+        ({"window_chars": 0}, "1 or more"),
+    ],
+)
+def test_detections_that_make_no_sense(options, says):
+    """They are refused when they are made, and not by a question about each call."""
+    with pytest.raises(MisuseError, match=says):
+        Detection(**{"detector": PatternDetector(), "threshold": 0.5, **options})
+
+
 async def test_a_threshold_is_measured():
     """Of harmless texts, no more than the share is above it; too few texts cannot show the share."""
     texts = [f"text {number}" for number in range(200)]

@@ -27,6 +27,13 @@ class Site(BaseHTTPRequestHandler):
         wanted = parse_qs(url.query)
         if url.path == "/to":
             self.answer(302, b"", Location=wanted["url"][0])
+        elif url.path == "/cut":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif url.path == "/half":
+            self.send_response(200)
+            self.send_header("Content-Length", "9")
+            self.end_headers()
+            self.wfile.write(b"x")
         elif url.path == "/loop":
             self.answer(302, b"", Location="/loop")
         elif url.path in {"/endless", "/slow"}:
@@ -248,6 +255,27 @@ async def test_bodies_have_an_end(site):
     with anyio.fail_after(HANG_S):
         result = await ask(brief, url=f"{site.url}/slow")
     assert "not complete within 0.2 seconds" in result.content
+
+
+@pytest.mark.parametrize("path", ["/cut", "/half", "/slow", "/endless", "/gzip"])
+async def test_a_request_whose_response_did_not_come_is_not_repeated(site, path):
+    """It may have had its effect, as the model reads; a request that only reads may be sent again."""
+    tool = build_http_tool([site.host], methods=["POST"], max_bytes=100, seconds=0.2)
+    result = await ask(tool, url=f"{site.url}{path}", body="x")
+    assert result.outcome is Outcome.FAILED
+    assert "may have happened" in result.content
+    assert site.seen == [f"POST {path}"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"methods": 5}, {"methods": []}, {"trusted": "no"}, {"irreversible": None}, {"seconds": float("inf")}],
+    ids=str,
+)
+def test_options_of_the_tool_that_make_no_sense(options):
+    """They are refused: a text for a bool would take a label away."""
+    with pytest.raises(MisuseError, match=next(iter(options))):
+        build_http_tool(["example.org"], **options)
 
 
 def test_lists_that_are_none():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import zlib
 from types import SimpleNamespace
 
 import attrs
@@ -259,6 +260,11 @@ def known(text, *labels):
     return KnownText(text=text, labels=frozenset(map(Label, labels)), name="prompt")
 
 
+def packed(text):
+    """Return a text compressed, in base64: a few characters that stand for many."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def test_nothing_is_looked_at_before_untrusted_content():
     """Neither the texts of the run nor the arguments cost anything then."""
     assert no_leaks().decide(guarded(pytest.fail, labels=("private",), url="harbour")) is None
@@ -271,6 +277,9 @@ def test_nothing_is_looked_at_before_untrusted_content():
         ("é" * 700_000, "https://a.example/?q=harbour"),
         ("Harbour", "q" * 6_000),
         ("word " * 100_000, " ".join(f"other{number}" for number in range(60))),
+        ("Harbour", " ".join(packed(f"{number}{'ab ' * 30_000}") for number in range(4))),
+        ("Harbour", packed(" ".join(packed(f"{number}{'ab ' * 30_000}") for number in range(4)))),
+        ("Harbour", packed("ab " * 40_000)),
     ],
 )
 def test_what_is_too_long_to_be_compared_is_asked_about(text, url):
