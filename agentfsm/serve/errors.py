@@ -12,10 +12,12 @@ from agentfsm.core.errors import (
     AgentError,
     ClosedError,
     ConflictError,
+    CorruptError,
     FourEyesError,
     MisuseError,
     RunNotFoundError,
     StoreError,
+    TooNewError,
 )
 from agentfsm.core.run import RunError
 from agentfsm.core.value import Value
@@ -32,6 +34,7 @@ STORE_RETRY_S: Final = 2
 QUEUE_RETRY_S: Final = 10.0
 # Text for a client whose request failed for a reason that is not the client's.
 SERVER_FAILED: Final = "the server failed; its log has the details"
+UNREADABLE: Final = "a journal is damaged, or of a newer agentfsm, and cannot be read; the log has the details"
 
 
 class ForbiddenError(AgentError):
@@ -65,6 +68,8 @@ _STATUSES: Final = (
     (RunError, 409, "no_output"),
     (LimitExceededError, 429, "limit_exceeded"),
     (OverloadedError, 503, "overloaded"),
+    (CorruptError, 500, "unreadable"),
+    (TooNewError, 500, "unreadable"),
     (ClosedError, 503, "unavailable"),
     (StoreError, 503, "unavailable"),
     (MisuseError, 400, "invalid"),
@@ -99,6 +104,9 @@ def explain_error(error: AgentError) -> ErrorAnswer:
     if code == "error":
         _log.error("a request failed", exc_info=error)
         return ErrorAnswer(status=status, code=code, message=SERVER_FAILED)
+    if code == "unreadable":  # to try again would not help
+        _log.error("a request failed: %s", error)
+        return ErrorAnswer(status=status, code=code, message=UNREADABLE)
     if code == "unavailable":  # the text may name hosts
         _log.warning("a request failed: %s", error)
         retry = {"retry-after": str(STORE_RETRY_S)}

@@ -72,12 +72,15 @@ class StudioFiles:
         if found is None or scope["method"] not in ("GET", "HEAD"):
             return await _respond(send, 404, [(b"content-type", b"text/plain")], b"not found")
         headers = [(b"content-type", found.content_type.encode()), (b"etag", found.etag)]
-        if (b"if-none-match", found.etag) in scope["headers"]:
+        asked = b",".join([value for name, value in scope["headers"] if name == b"if-none-match"]).split(b",")
+        if found.etag in [each.strip().removeprefix(b"W/") for each in asked]:  # weak if a proxy has compressed it
             return await _respond(send, 304, headers, b"")
-        return await _respond(send, 200, headers, found.body if scope["method"] == "GET" else b"")
+        return await _respond(send, 200, headers, found.body, has_body=scope["method"] == "GET")
 
 
-async def _respond(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def _respond(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, has_body: bool = True
+) -> None:
     length = [] if status == 304 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *length, *HEADERS]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body if has_body else b""})
