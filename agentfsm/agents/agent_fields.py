@@ -30,10 +30,10 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.validation import require_type
+from agentfsm.engine.deciders.plan_tools import build_plan_tools
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
-from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory

@@ -32,6 +32,7 @@ from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.settings import Settings
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.validation import BOOL
+from agentfsm.engine.deciders.guards import find_counted_tools
 from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.journal import load as journals
@@ -334,7 +335,7 @@ class AgentStarts(AgentFields[A_co]):
             given = _list_label_sources(attrs.evolve(header, history=()), passed, {})
             header = attrs.evolve(header, labels=(*others, *given))
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
-        if self.driver.config.counted_tools:
+        if find_counted_tools(self.driver.config):
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))
             own = whole.counted
             if (session := stored.header.session) is not None:

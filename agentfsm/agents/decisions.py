@@ -34,7 +34,8 @@ from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
-from agentfsm.engine.tool_calls.allowances import (
+from agentfsm.engine.deciders.plan_tools import find_tool_flaws
+from agentfsm.engine.execution.allowances import (
     ALLOWANCES,
     LIFETIME_S,
     MAX_ALLOWANCES,
@@ -47,7 +48,6 @@ from agentfsm.engine.tool_calls.allowances import (
     format_rule,
     read_allowance,
 )
-from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
 from agentfsm.journal.audit import audit_run_tree, build_audit
 from agentfsm.journal.influence import check_four_eyes, check_not_approved
 from agentfsm.journal.load import load_run, read_header

@@ -49,8 +49,8 @@ from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import is_reserved_key
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
-from agentfsm.engine.tool_calls.allowances import Allowance, find_root
-from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
+from agentfsm.engine.execution.allowances import Allowance, find_root
+from agentfsm.engine.execution.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
 from agentfsm.journal.audit import AuditTrail, audit_run_tree
 from agentfsm.journal.follow import JournalFollower, wait_until_blocked
 from agentfsm.journal.influence import Influence, check_four_eyes, check_not_approved, influence

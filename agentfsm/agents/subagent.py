@@ -25,16 +25,16 @@ from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.validation import COUNT, SECONDS
-from agentfsm.engine.execution.execution import ExecutionOptions
-from agentfsm.engine.execution.parent import Parent
-from agentfsm.engine.program_check import check_program, has_tool
-from agentfsm.engine.tool_calls.child_runs import (
+from agentfsm.engine.execution.child_runs import (
     build_final_result,
     build_unresponsive_result,
     has_child_run,
     load_child_run,
 )
-from agentfsm.engine.unattended import cancel_child_run
+from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.parent import Parent
+from agentfsm.engine.execution.unattended import cancel_child_run
+from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments

@@ -23,14 +23,14 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.usage import Usage
+from agentfsm.engine.deciders.answer_cache import keep_answer
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.execution.unattended import apply_stop_requests
 from agentfsm.engine.program_check import check_program, select_names
-from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
-from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.ports.store import Durability, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger

@@ -15,8 +15,8 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, TextPart
 from agentfsm.core.plans import ENGINE_TOOLS, PLAN_TOOL
 from agentfsm.core.run import Run, begin_run
+from agentfsm.engine.deciders.guards import needs_approval_by_guard
 from agentfsm.engine.execution.tool_access import WITHHELD_CHARS, may_act
-from agentfsm.engine.tool_calls.call_guards import needs_approval_by_guard
 from agentfsm.tools.queue.result_text import build_decided_result, withheld_text
 
 if TYPE_CHECKING:

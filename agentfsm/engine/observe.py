@@ -9,14 +9,10 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.inbox import PRIORITY_ORDER, Input, InputKind, PostedItem
-from agentfsm.core.labels import join_labels
-from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Part, TextPart, describe_media, media_kind, replace_surrogates
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.model_calls.view import measure_room
 from agentfsm.engine.stop_requests import find_requested_stop
-from agentfsm.engine.tool_calls.call_guards import check_data
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
 from agentfsm.tools.queue.media import format_omitted_part
 
@@ -24,17 +20,17 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import ReadInbox
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.tool_calls.host import ToolCalls
-    from agentfsm.ports.guards import GuardDecision
 
 # Maximum share of the window's room for inputs taken at once; the rest is left for the history.
 INPUT_SHARE: Final = 0.5
 
 
-async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -> StepOutcome:
+async def observe(execution: Execution, _effect: ReadInbox, calls: ToolCalls) -> StepOutcome:
     """Read the inbox, and return the inputs that are taken."""
-    rows, guards = await execution.journal.read_inbox(), execution.config.guards
-    if guards and (refusal := check_data(execution, execution.journal.run.labels)) is not None:
-        return _end_run(execution, refusal)
+    rows, deciders = await execution.journal.read_inbox(), calls.line.on_inputs
+    for decide in deciders:
+        if (end := decide(execution, None)) is not None:
+            return end
     if not rows:
         return StepOutcome((e.Observed(),))
     if (stop := await find_requested_stop(execution, rows)) is not None:
@@ -42,16 +38,10 @@ async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -
     taken = _select_inputs(execution, rows)
     inputs = tuple([_omit_unsupported_parts(execution, row.item) for row in taken if isinstance(row.item, Input)])
     observed, numbers = e.Observed(inputs=inputs), [row.number for row in taken]
-    labels = join_labels(*[item.all_labels for item in inputs]) if guards else ()
-    if labels and (refusal := check_data(execution, labels)) is not None:
-        return _end_run(execution, refusal, observed)._replace(taken=numbers)
+    for decide in deciders:
+        if (end := decide(execution, observed)) is not None:
+            return end._replace(taken=numbers)
     return StepOutcome((observed,), numbers)
-
-
-def _end_run(execution: Execution, refusal: GuardDecision, *before: e.Event) -> StepOutcome:
-    """Return the end of a run with data that it must not read. The model is not asked."""
-    message = f"the input or the history has data that the run must not read: {refusal.reason}"
-    return fail(execution, StopReason.GUARD, message, *before)
 
 
 def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[PostedItem]:

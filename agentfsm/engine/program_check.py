@@ -8,14 +8,16 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import IncompatibleProgramError
 from agentfsm.core.events import Resumed
 from agentfsm.core.plans import list_plan_tools
+from agentfsm.engine.deciders.plans import find_maker
 from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentfsm.core.run import Run
+    from agentfsm.engine.deciders.plans import find_maker
     from agentfsm.engine.execution.config import EngineConfig
-    from agentfsm.ports.store import Store
+from agentfsm.ports.store import Store
 
 _NOTHING_CHANGED = "nothing was changed"
 # The format from which plans say by which kind of program they were made.
@@ -58,7 +60,7 @@ async def check_program(config: EngineConfig, store: Store, run: Run[Any], renam
     """
     if renamed and (names := select_names(config, run, renamed)):
         run = run.apply(Resumed(renamed=names))
-    maker = "" if config.planner is None else config.planner.maker
+    maker = find_maker(config)
     recorded = "" if run.plan is None else run.plan.maker
     if maker != recorded and (run.plan is not None or run.turn) and run.header.format >= _FIRST_WITH_MAKER:
         was, now = (f"a flow (a plan of {each!r})" if each else "an agent" for each in (recorded, maker))

@@ -14,7 +14,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
-from agentfsm.engine.advance_plan import hash_plan_request
+from agentfsm.engine.deciders.plans import hash_plan_request
 from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.model_calls.view import build_view
@@ -85,12 +85,7 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
         run = journal.run
         if isinstance(event, e.Answered | e.Planned) and event.request:
             drive.ledger.update(run)
-            if isinstance(event, e.Answered):
-                now = build_view(drive).digest
-            elif drive.config.planner is None:  # then no hashes agree
-                now = f"-{drive.ledger.digest}"
-            else:
-                now = hash_plan_request(drive, drive.config.planner, event.reason)
+            now = build_view(drive).digest if isinstance(event, e.Answered) else hash_plan_request(drive, event.reason)
             pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
             differing = tuple([part for part, then, own in pairs if then != own])
             checked += 1

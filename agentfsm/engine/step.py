@@ -21,16 +21,17 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
+from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit
+from agentfsm.engine.line import build_line
 from agentfsm.engine.observe import observe
 from agentfsm.engine.reflect import reflect
 from agentfsm.engine.stop_requests import build_usage_events, cancel_run, end_children, find_requested_stop
 from agentfsm.engine.think import think
-from agentfsm.engine.tool_calls.child_runs import load_child_spending
 from agentfsm.engine.tool_calls.host import ToolCalls
 
 # States before which a step passes the throttle of the event loop; steps in other states are short.
@@ -98,7 +99,7 @@ async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
     if is_suspect and journal.run.paused is None and not journal.run.is_over:
         await _commit(journal, _park(execution))
         return await journal.flush()
-    calls = ToolCalls(execution)
+    calls = ToolCalls(execution, build_line(execution.config, journal.run))
     try:
         while await _run_until_limit(execution, calls, throttle):
             pass
@@ -107,8 +108,8 @@ async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
             journal.commit(*paid)
         raise
     finally:
-        if execution.budget.spend is not None:
-            await execution.budget.spend.flush()
+        for leave in calls.line.on_exit:
+            await leave(execution)
     return await journal.flush()
 
 
@@ -139,16 +140,12 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
-        await _commit(journal, await _interrupt(execution, calls.host.cut_off_limit_waits))
+        await _commit(journal, await _interrupt(execution, calls))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
-async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
+async def _interrupt(execution: Execution, calls: ToolCalls) -> StepOutcome:
     """Return the reason why the effect in progress was cut off: the run was cancelled, or its time is up.
-
-    Args:
-        execution: The execution of the run.
-        limit_waits: Number of calls that still waited for a limit of their tool or tag.
 
     Raises:
         LeaseLostError: if another worker has taken the run.
@@ -160,10 +157,9 @@ async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
     if (reached := execution.journal.run.limit_reached) is not None:
         message = f"no last answer came within {limit_s:.1f} seconds"
         return end_after_last_answer(execution, reached, message, *build_usage_events(execution))
+    limit_waits = calls.host.cut_off_limit_waits
     waits = f" while calls waited for a limit of their tool or tag ({limit_waits:,})" if limit_waits else ""
-    spend = execution.budget.spend
-    if spend is not None and spend.awaited is not None:
-        waits = f" while a request waited for room in the spending limit of {spend.awaited.describe()}{waits}"
+    waits = "".join([*[describe(execution) for describe in calls.line.describe_wait], waits])
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and running work was cut off{waits}; set a larger seconds="
     events = *build_usage_events(execution), *await end_children(execution)
     return stop_at_limit(execution, StopReason.TIMEOUT, message, *events)

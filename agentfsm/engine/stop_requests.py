@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.core import events as e
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.limits import StopReason
+from agentfsm.engine.execution.child_runs import add_child_cost
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail
-from agentfsm.engine.tool_calls.child_runs import add_child_cost
-from agentfsm.engine.unattended import build_pause, end_child_runs, format_cancel_message
+from agentfsm.engine.execution.unattended import build_pause, end_child_runs, format_cancel_message
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution

@@ -12,7 +12,7 @@ from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.core.run_ids import build_key_id
-from agentfsm.engine.tool_calls.allowances import build_document
+from agentfsm.engine.execution.allowances import build_document
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup

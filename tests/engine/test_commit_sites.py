@@ -22,7 +22,7 @@ COMMIT_SITES = {
     # The same with a condition or a scope; also for interruptions, parked runs and requests from the inbox.
     ("tool_calls/host.py", "record"): 1,
     # ACT, while it runs: a call's start and result have to be in the journal before what depends on them.
-    ("reflect.py", "_run_judge"): 1,
+    ("deciders/judge.py", "ask_judge"): 1,
     # A judge that raises: the error passes through the handler, and what was paid for must not be lost with it.
     ("step.py", "run_steps"): 1,
     # The same for a request that is cut off with the execution, or fails by a mistake in code that it depends on.

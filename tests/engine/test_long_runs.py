@@ -11,7 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, tool
-from agentfsm.engine.model_calls import compaction
+from agentfsm.engine.deciders import window as compaction
 from agentfsm.journal import load
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore

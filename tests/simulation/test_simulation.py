@@ -29,9 +29,10 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import Outcome
-from agentfsm.engine import stop_requests, unattended
+from agentfsm.engine import stop_requests
+from agentfsm.engine.deciders import approvals
+from agentfsm.engine.execution import unattended
 from agentfsm.engine.execution.journal import Journal
-from agentfsm.engine.tool_calls import approvals
 from agentfsm.engine.tool_calls.host import RunHost
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore

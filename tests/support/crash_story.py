@@ -22,8 +22,8 @@ from agentfsm.core import codec
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.engine.deciders import approvals as engine_approvals
 from agentfsm.engine.execution.execution import ExecutionOptions
-from agentfsm.engine.tool_calls import approvals as engine_approvals
 from agentfsm.ports import (
     CallChunk,
     Emit,

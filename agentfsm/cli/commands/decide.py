@@ -25,7 +25,7 @@ from agentfsm.core.errors import AgentError, ConflictError, MisuseError
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import escape_hidden
-from agentfsm.engine.tool_calls.allowances import build_document
+from agentfsm.engine.execution.allowances import build_document
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
-    from agentfsm.engine.tool_calls.allowances import Allowance
+    from agentfsm.engine.execution.allowances import Allowance
     from agentfsm.tools.registry import ToolRegistry
 
 

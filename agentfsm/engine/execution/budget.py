@@ -29,12 +29,12 @@ from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.execution.spend_windows import FullWindow, find_affordable_tokens
+from agentfsm.engine.execution.spend_windows import find_affordable_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.forked_calls import ForkedCalls
-    from agentfsm.engine.execution.run_spend import RunSpend, SpendReservation
+    from agentfsm.engine.execution.run_spend import RunSpend
 
 PriceFunction = Callable[[Usage], float | None]
 NO_USAGE: Final = Usage()
@@ -42,9 +42,9 @@ NO_USAGE: Final = Usage()
 
 # Tokens and US dollars.
 Amount = tuple[int, float]
-# A reservation for a request: tokens and US dollars; its tokens without the addition made since other requests exceeded
-# theirs; and the reservation in the windows of spending limits, None if there are none.
-Reservation: TypeAlias = "tuple[int, float, int, SpendReservation | None]"
+# A reservation for a request: tokens and US dollars, and its tokens without the addition made since other requests
+# exceeded theirs.
+Reservation: TypeAlias = "tuple[int, float, int]"
 
 NO_AMOUNT: Final[Amount] = (0, 0.0)
 # Ten calls of 0.1 US dollars fit a limit of 1, although floats add up to a little more.
@@ -230,40 +230,26 @@ class Budget:
 
         Returns:
             The permitted tokens of the answer, `least_tokens` to `wanted_tokens` (which stands for no cap), and the
-            reservation to pass to `settle` and `settle_spend`.
+            reservation to pass to `settle` or `give_back`.
 
         Raises:
             LimitError: if nothing is left for an answer, or the price is unknown and money is limited.
-            StoreError: if the store of a spending limit cannot be reached.
         """
-        cost = self._build_cost_function(request_tokens, longest_tokens, price) if self.is_money_limited else _zero_cost
-        full: FullWindow | None = None
+        cost = self.build_cost_function(request_tokens, longest_tokens, price) if self.is_money_limited else _zero_cost
         while True:
             granted, binding, kept_tokens = self._find_binding_limit(request_tokens, wanted_tokens, cost)
             if granted < least_tokens:
                 raise binding.build_exhausted_error(request_tokens + kept_tokens + least_tokens - 1)
             needed = longest_tokens + self.tree.excess_tokens
-            if not self._has_room(request_tokens, needed, cost):
-                self.tree.room_freed = self.tree.room_freed or anyio.Event()
-                await self.tree.room_freed.wait()
-                continue
-            held = request_tokens + needed, cost(needed), request_tokens + longest_tokens, None
-            for budget in (self, *self.ancestors):
-                budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
-                budget._in_flight += 1  # noqa: SLF001  as above
-            if self.spend is None:
-                return granted, held
-            longest = longest_tokens if granted == wanted_tokens else granted
-            try:
-                reserved = await self.spend.reserve(cost, granted, longest, least_tokens, full)
-            except BaseException:
-                self._release(held)
-                raise
-            if not isinstance(reserved, FullWindow):
-                return reserved.granted, (*held[:3], reserved)
-            full = reserved
-            self._release(held)
-            await self.spend.wait_for_room(full)
+            if self._has_room(request_tokens, needed, cost):
+                break
+            self.tree.room_freed = self.tree.room_freed or anyio.Event()
+            await self.tree.room_freed.wait()
+        held = request_tokens + needed, cost(needed), request_tokens + longest_tokens
+        for budget in (self, *self.ancestors):
+            budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
+            budget._in_flight += 1  # noqa: SLF001  as above
+        return granted, held
 
     def reserve_last_answer(self, request_tokens: int, answer_tokens: int, price: PriceFunction) -> None:
         """Reserve the cost of a last answer after the next request: a slightly longer request, and its answer.
@@ -330,7 +316,7 @@ class Budget:
             room, find_affordable_tokens(self.limits.usd - (usage.cost_usd or 0.0) - held[1], wanted_tokens, cost)
         )
 
-    def _build_cost_function(
+    def build_cost_function(
         self, request_tokens: int, longest_tokens: int, price: PriceFunction
     ) -> Callable[[int], float]:
         """Return a function of an answer's length that returns the request's cost, interpolated linearly."""
@@ -368,15 +354,9 @@ class Budget:
         self.unjournalled_purpose = purpose
         if self.parent is not None:
             self._report_to_parent()
-        self._release(held)
+        self.give_back(held)
 
-    def give_back(self, held: Reservation) -> None:
-        """Remove the reservation of a request that was not sent."""
-        self._release(held)
-        if held[3] is not None and self.spend is not None:
-            self.spend.give_back(held[3])
-
-    def _release(self, held: Reservation | None) -> None:
+    def give_back(self, held: Reservation | None) -> None:
         """Remove the reservation of a request, and wake the requests that wait for room."""
         if held is not None:
             for budget in (self, *self.ancestors):
@@ -387,17 +367,6 @@ class Budget:
         if self.tree.room_freed is not None:
             self.tree.room_freed.set()
             self.tree.room_freed = None
-
-    async def settle_spend(self, held: Reservation, usage: Usage | None) -> None:
-        """Replace the reservation of a request in spending limits by its actual cost. Call it if there is one.
-
-        Args:
-            held: The reservation.
-            usage: Usage of the request; None if it was cut off, so that its usage is unknown: the reserved amount
-                counts.
-        """
-        if held[3] is not None and self.spend is not None:
-            await self.spend.settle(held[3], usage)
 
     # Calls of tools.
 

@@ -11,7 +11,6 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Fingerprint, short_hash
-from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import Limits, Spend
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
@@ -20,16 +19,12 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import (
     CallGuard,
-    FilteredText,
-    OutgoingText,
     collect_instructions,
     describe_guard,
-    filter_in_order,
 )
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
-from agentfsm.ports.screening import TextScreen
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.billing import BilledExcess, find_billed_excess
 from agentfsm.tools.permission import Permissions
@@ -38,7 +33,6 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header
-    from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.streaming.watch import Outlet, RunTracer
@@ -48,9 +42,6 @@ ANSWER_TOKENS: Final = 4_096
 # Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
 # many models. A longer answer is detected (see `budget`).
 MAX_ANSWER_TOKENS: Final = 16_384
-
-
-_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 def join_instructions(text: str, output_spec: OutputSpec | None) -> str:
@@ -123,11 +114,11 @@ class EngineConfig(Value):
     fixed_parts: dict[tuple[object, ...], FixedParts] = attrs.field(factory=dict, init=False)
     """Parts that all requests with the same tools have, by the counter's encoding and the tools."""
 
-    _guarded_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
-    """Names of the tools that guards concern, by the registry's version."""
+    lines: dict[tuple[object, ...], Any] = attrs.field(factory=dict, init=False)
+    """Features of the agent at the points of a run, by kind of run; see `engine/line.py`."""
 
-    _counted_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
-    """Names of the tools whose calls guards count, by the registry's version."""
+    tool_names: dict[tuple[str, int], frozenset[str]] = attrs.field(factory=dict, init=False)
+    """Names of the tools that a feature concerns, by feature and the registry's version."""
 
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version, since tools may be registered later."""
@@ -152,45 +143,9 @@ class EngineConfig(Value):
         return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
 
     @cached_property
-    def filters_texts(self) -> bool:
-        """Whether guards decide on the texts of replies, which are then not streamed in pieces."""
-        return any(guard.filters_texts() for guard in self.guards)
-
-    def guard_texts(self, outgoing: OutgoingText) -> FilteredText | None:
-        """Return the decision of the guards on a text of a reply; None if it stays as it is."""
-        return filter_in_order(self.guards, outgoing)
-
-    @cached_property
     def tracer(self) -> RunTracer | None:
         """The watcher that makes the spans of requests and calls current; None if there is none."""
         return next((outlet.tracer for outlet in self.watch if outlet.tracer is not None), None)
-
-    @cached_property
-    def screens(self) -> tuple[TextScreen, ...]:
-        """The screens of the guards, which read the texts of a run; empty if there are none."""
-        return tuple([screen for guard in self.guards for screen in getattr(guard, "screens", ())])
-
-    @property
-    def guarded_tools(self) -> frozenset[str]:
-        """Names of the tools whose calls guards decide on."""
-        if not self.guards:
-            return _NO_NAMES
-        version = self.registry.version
-        if version not in self._guarded_tools:
-            names = [tool.name for tool in self.registry if any(guard.concerns(tool.traits) for guard in self.guards)]
-            self._guarded_tools[version] = frozenset(names)
-        return self._guarded_tools[version]
-
-    @property
-    def counted_tools(self) -> frozenset[str]:
-        """Names of the tools whose calls guards count."""
-        if not self.guards:
-            return _NO_NAMES
-        version = self.registry.version
-        if version not in self._counted_tools:
-            names = [tool.name for tool in self.registry if any(guard.counts(tool.traits) for guard in self.guards)]
-            self._counted_tools[version] = frozenset(names)
-        return self._counted_tools[version]
 
     @property
     def can_hide_tools(self) -> bool:
@@ -202,11 +157,6 @@ class EngineConfig(Value):
         """Instructions of the agent and of the sources of its tools, which are the same in all runs."""
         added = self.registry.instructions
         return f"{self.instructions}\n\n{added}" if self.instructions and added else self.instructions or added
-
-    @property
-    def reviews_answers(self) -> bool:
-        """Whether answers are reviewed before they are accepted."""
-        return self.output_spec is not None or self.judge is not None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -230,15 +180,14 @@ class EngineConfig(Value):
             self._fingerprints[self.registry.version] = known
         return known
 
+    @property
+    def reviews_answers(self) -> bool:
+        """Whether answers are reviewed before they are accepted."""
+        return self.output_spec is not None or self.judge is not None
+
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
         return self.registry.get(name) or self.engine_tools.get(name)
-
-    def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
-        """Return the labels of a call that was tried: those of its tool, and `untrusted` if a guard distrusts that."""
-        labels = tool.list_labels(call)
-        is_distrusted = any(guard.distrusts(tool.traits) for guard in self.guards)
-        return join_labels(labels, (Label.UNTRUSTED,)) if is_distrusted else labels
 
     def resolve_settings(self, run: Run) -> Settings:
         """Return the model settings for the run's next turn."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.messages import Outcome, ToolResult
@@ -20,6 +22,37 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Store
     from agentfsm.tools.schema.binding import Arguments
     from agentfsm.tools.tool import Tool
+
+
+@attrs.define(eq=False, repr=False)
+class SideSpending:
+    """Usage of the side requests that one event records, with their purpose and their models."""
+
+    purpose: Purpose
+    own_model: str
+    """Name of the agent's own model."""
+
+    usage: Usage = Usage()
+    """Usage so far, failed requests included."""
+
+    models: list[str] = attrs.field(factory=list)
+    """Names of the models that were asked, each once."""
+
+    @property
+    def recorded_purpose(self) -> Purpose | None:
+        """The purpose; None if no request was sent."""
+        return self.purpose if self.models else None
+
+    @property
+    def model(self) -> str:
+        """Names of the models that were asked, separated by commas; empty for the agent's own alone."""
+        return "" if self.models == [self.own_model] else ", ".join(self.models)
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Add the usage of a request."""
+        self.usage += usage
+        if model not in self.models:
+            self.models.append(model)
 
 
 def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:

@@ -14,10 +14,9 @@ import attrs
 import jiter
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
-from agentfsm.core.json_text import normalise_arguments
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.ports.model import OutputForm, OutputMode, Reply, ToolDefinition
+from agentfsm.ports.model import OutputForm, OutputMode, ToolDefinition
 from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
@@ -78,12 +77,6 @@ class OutputSpec:
     def correction_hint(self) -> str:
         """Instruction to the model on how to correct a refused answer."""
         return "Give a corrected one." if self.tool is None else f"Call {FINAL_ANSWER} with a corrected one."
-
-    def unwrap_reply(self, reply: Reply) -> Reply:
-        """Return the reply with the arguments of the output tool as its text, if it calls nothing else."""
-        if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
-            return reply
-        return attrs.evolve(reply, text=normalise_arguments(reply.calls[0].arguments), calls=(), native=None)
 
     def parse(self, text: str) -> Any:
         """Return the value of an answer's text.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.engine.execution.execution import Execution
 from agentfsm.tools.builtin import FIND_TOOLS, asks_only, find_builtin
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import CallOutcome, failed_outcome
@@ -18,6 +17,7 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.execution import Execution
 
 # Maximum of characters of the arguments in the result of a withheld call: the call itself has all of them.
 WITHHELD_CHARS: Final = 1_000

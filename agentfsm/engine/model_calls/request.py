@@ -21,9 +21,16 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.trace_context import event_context
 from agentfsm.core.usage import Usage
-from agentfsm.engine.execution.budget import NO_USAGE, Reservation
+from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
+from agentfsm.engine.execution.reservations import (
+    RequestReservation,
+    give_request_back,
+    reserve_request,
+    settle_request,
+)
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
+from agentfsm.engine.model_calls.view import View, build_view
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
@@ -37,7 +44,6 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
-    from agentfsm.engine.model_calls.view import View
     from agentfsm.ports.model import Model
 
 # Finish reasons of incomplete answers that a retry would not improve.
@@ -50,13 +56,17 @@ UNUSABLE_ANSWERS: Final = {
 
 @attrs.define(eq=False, repr=False)
 class PreparedRequest:
-    """A model request, and the destination of its reply."""
+    """The next model request of a run, and the destination of its reply."""
 
     execution: Execution
     effect: AskModel
-    view: View
-    digest: str
-    """Hash of the request, for the journal."""
+    holds_texts: bool = False
+    """Whether texts are passed to listeners only when the reply is complete."""
+
+    digest: str = ""
+    """Hash of the request, for the journal; empty until it is sent."""
+
+    _view: View | None = None
 
     tier: TierChoice | None = None
     """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
@@ -66,6 +76,13 @@ class PreparedRequest:
 
     counted_tokens: int = 0
     """Tokens of the request as they were counted, without corrections."""
+
+    @property
+    def view(self) -> View:
+        """All that the request shows the model, as it is when this is first read."""
+        if self._view is None:
+            self._view = build_view(self.execution)
+        return self._view
 
     @property
     def is_streamed(self) -> bool:
@@ -85,6 +102,7 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
         ModelError: if the request fails; a transient failure only after the last retry.
     """
     engine, journal, effect = prepared.execution.config, prepared.execution.journal, prepared.effect
+    prepared.digest = prepared.view.digest
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redact(str(effect.messages[-1:])))
     attempt = 1
@@ -139,13 +157,13 @@ def _describe_unreachable(error: ModelError, wait_s: float) -> str:
     return f"agentfsm: {redact(str(error)).partition('. ')[0]}; retrying in {wait_s:.1f} s"
 
 
-async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[int, Reservation, bool]:
+async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[RequestReservation, bool]:
     """Reserve the largest cost of a request, raised by what the model has billed beyond the counts of earlier ones.
 
     Under a limit on money, the first request to a model is sent alone, since it shows whether that happens.
 
     Returns:
-        The permitted tokens of the answer, the reservation, and whether this is the first request.
+        The reservation, and whether this is the first request.
     """
     drive, settings = prepared.execution, prepared.view.settings
     budget, ledger, billed = drive.budget, drive.ledger, drive.config.billed
@@ -160,26 +178,24 @@ async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[int, Reserva
             asked = max(asked, billed.correct(prepared.counted_tokens))
         if drive.config.last_answer:
             budget.reserve_last_answer(asked, wanted, price)
-        granted, held = await budget.reserve(asked, wanted, longest, price, least)
+        reserved = await reserve_request(drive, asked, wanted, longest, price, least=least)
         if not budget.is_money_limited or (billed.is_known and billed.correct(prepared.counted_tokens) <= asked):
-            return granted, held, False
+            return reserved, False
         if not billed.is_known and billed.try_begin_first():
-            return granted, held, True
-        budget.give_back(held)
+            return reserved, True
+        give_request_back(drive, reserved)
         await billed.wait_for_first()
 
 
 async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:
     """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
-    drive, engine = prepared.execution, prepared.execution.config
-    wanted = prepared.view.settings.max_tokens or ANSWER_TOKENS
-    granted, held, is_first = await _reserve(prepared, wanted)
+    drive, engine, view = prepared.execution, prepared.execution.config, prepared.view
+    wanted = view.settings.max_tokens or ANSWER_TOKENS
+    reserved, is_first = await _reserve(prepared, wanted)
     usage, paid = None, None
     try:
-        cap = granted if granted < wanted else None
-        request = prepared.view.render(
-            prepared.effect.messages, cap_tokens=cap, is_plain=prepared.is_plain, tier=prepared.tier
-        )
+        cap = reserved.granted if reserved.granted < wanted else None
+        request = view.render(prepared.effect.messages, cap_tokens=cap, is_plain=prepared.is_plain, tier=prepared.tier)
         receive = None if receiver is None else receiver.receive
         if engine.tracer is None:
             reply = await fetch_reply(engine.model, request, receive)
@@ -209,9 +225,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             engine.billed.end_first()
         if receiver is not None:
             receiver.is_closed = True
-        drive.budget.settle(held, usage or NO_USAGE)
-        if held[3] is not None:
-            await drive.budget.settle_spend(held, paid)
+        await settle_request(drive, reserved, usage or NO_USAGE, paid)
 
 
 def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:
@@ -280,9 +294,9 @@ class _ChunkReceiver:
         """Return a receiver, or None if nothing needs to be streamed."""
         if not prepared.is_streamed:
             return None
-        journal, config = prepared.execution.journal, prepared.execution.config
+        journal = prepared.execution.journal
         text_delta = build_delta_factory(TextDelta, journal.run.id, prepared.effect.turn, attempt)
-        on_event = None if config.guards and config.filters_texts else journal.on_event
+        on_event = None if prepared.holds_texts else journal.on_event
         return cls(prepared, attempt, eager, on_event, text_delta)
 
     def receive(self, chunk: Chunk) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
-
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Usage
+from agentfsm.engine.execution.cost import SideSpending
+from agentfsm.engine.execution.reservations import reserve_request, settle_request
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
@@ -19,37 +19,6 @@ from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.model import Model, OutputForm
-
-
-@attrs.define(eq=False, repr=False)
-class SideSpending:
-    """Usage of the side requests that one event records, with their purpose and their models."""
-
-    purpose: Purpose
-    own_model: str
-    """Name of the agent's own model."""
-
-    usage: Usage = Usage()
-    """Usage so far, failed requests included."""
-
-    models: list[str] = attrs.field(factory=list)
-    """Names of the models that were asked, each once."""
-
-    @property
-    def recorded_purpose(self) -> Purpose | None:
-        """The purpose; None if no request was sent."""
-        return self.purpose if self.models else None
-
-    @property
-    def model(self) -> str:
-        """Names of the models that were asked, separated by commas; empty for the agent's own alone."""
-        return "" if self.models == [self.own_model] else ", ".join(self.models)
-
-    def add(self, model: str, usage: Usage) -> None:
-        """Add the usage of a request."""
-        self.usage += usage
-        if model not in self.models:
-            self.models.append(model)
 
 
 async def send_side_request(
@@ -80,7 +49,7 @@ async def send_side_request(
     who = engine.model if model is None else model
     try:
         corrected = find_billed_excess(who).correct(asked)
-        granted, held = await execution.budget.reserve(corrected, max_tokens, max_tokens, partial(calculate_usd, who))
+        reserved = await reserve_request(execution, corrected, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage, paid, name = None, None, who.name
@@ -88,7 +57,7 @@ async def send_side_request(
         request = Request(
             instructions=instructions,
             messages=(UserMessage(parts=(TextPart(text=question),)),),
-            settings=engine.side_request_settings(execution.journal.run, granted, own=model is None),
+            settings=engine.side_request_settings(execution.journal.run, reserved.granted, own=model is None),
             output=output,
             timeout_s=engine.limits.model_timeout_s,
             purpose=spending.purpose,
@@ -113,6 +82,4 @@ async def send_side_request(
         return reply.text, usage
     finally:
         spending.add(name, usage or Usage())
-        execution.budget.settle(held, usage or Usage(), spending.purpose)
-        if held[3] is not None:
-            await execution.budget.settle_spend(held, paid)
+        await settle_request(execution, reserved, usage or Usage(), paid, spending.purpose)

@@ -20,7 +20,7 @@ from agentfsm._lib.web.eviction import derive_client_key
 from agentfsm.core.errors import AgentError, ArgumentsError
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
+from agentfsm.engine.deciders.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
 from agentfsm.mcp.server.input_requests import (
     ApprovalRequest,

@@ -1,4 +1,4 @@
-"""Choose the tools that are offered to the model among many, and find others when it asks for them."""
+"""Tools of a request: those of servers as they are now, a choice among many, and others that the model asks for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
+from agentfsm.core.errors import AgentError
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
+from agentfsm.engine.execution.cost import SideSpending
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.model_calls.view import list_available_tools
 from agentfsm.tools.builtin import FIND_TOOLS
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.model_calls.request import PreparedRequest
 
 # Number of user inputs, the latest ones, that describe the task for the choice among many tools.
 TASK_INPUTS: Final = 3
@@ -22,11 +26,21 @@ TASK_INPUTS: Final = 3
 CHOICE_TOKENS: Final = 400
 
 
-async def select_tools(execution: Execution) -> e.ToolsOffered | None:
+async def refresh_tools(request: PreparedRequest) -> None:
+    """Refresh the tools from sources. If a source cannot be reached, its known tools are kept."""
+    try:
+        await request.execution.config.registry.refresh()
+    except AgentError as error:
+        request.execution.journal.log.warning("tools_not_refreshed", error=str(error))
+
+
+async def select_tools(request: PreparedRequest) -> StepOutcome | None:
     """Return the choice among many tools, if new input requires one."""
+    execution = request.execution
     engine, run = execution.config, execution.journal.run
     if run.offered is not None:
-        return _add_found_tools(execution, run.offered)
+        found = _add_found_tools(execution, run.offered)
+        return None if found is None else StepOutcome((found,))
     if not engine.selector.wants(len(engine.registry)):
         return None
     tools = [tool.definition for tool in list_available_tools(execution)]
@@ -42,9 +56,10 @@ async def select_tools(execution: Execution) -> e.ToolsOffered | None:
     wanted = {*selection.tools, *_list_used_tools(run), *_read_found_names(run)}
     names = tuple([tool.name for tool in tools if tool.name in wanted])
     execution.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
-    return e.ToolsOffered(
+    offered = e.ToolsOffered(
         tools=names, how=selection.how, usage=selection.usage, purpose=spent.recorded_purpose, model=spent.model
     )
+    return StepOutcome((offered,))
 
 
 def _add_found_tools(execution: Execution, before: Collection[str]) -> e.ToolsOffered | None:

@@ -7,9 +7,10 @@ passed and the inbox has no decision, none can follow; a decision in the inbox w
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from math import inf, nextafter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -30,32 +31,30 @@ from agentfsm.core.inbox import (
     Settle,
 )
 from agentfsm.core.labels import join_labels
-from agentfsm.core.messages import JSON, Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import BARE_REJECTION, NOT_STARTED, Pending, PendingKind, Question
 from agentfsm.core.plans import PLAN_TOOL, list_plan_calls
 from agentfsm.core.value import Value
+from agentfsm.engine.deciders.guards import decide_call, find_guarded_tools, is_asked_only_by, needs_approval_by_guard
+from agentfsm.engine.deciders.started_calls import build_settled_result, settle_cut_off_call
+from agentfsm.engine.execution.allowances import Allowance, find_allowance
+from agentfsm.engine.execution.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.cost import calculate_call_cost
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
-from agentfsm.engine.tool_calls.allowances import Allowance, find_allowance
-from agentfsm.engine.tool_calls.call_guards import decide_call, is_asked_only_by, needs_approval_by_guard
-from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
-from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
+from agentfsm.engine.execution.unattended import end_child_run
 from agentfsm.journal.load import is_wait_over
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
-from agentfsm.tools.queue.dispatch import QueueHost
+from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, failed_outcome
 from agentfsm.tools.queue.result_text import NOT_UNASKED, build_decided_result
-from agentfsm.tools.schema.binding import Arguments
+from agentfsm.tools.schema.binding import Arguments, BoundArguments
 from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, Tool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from agentfsm.core.run import Run
-    from agentfsm.engine.execution.journal import Journal
-    from agentfsm.tools.run_context import ToolReturn
+    from agentfsm.engine.execution.open_calls import CallLedger, EndedCall, OpenCalls
 
 # Maximum of characters of a tool's description of a call: a sentence, not a whole letter.
 DESCRIPTION_CHARS: Final = 2_000
@@ -90,21 +89,120 @@ class Decisions(Value):
     """Ids of paused calls that may continue."""
 
 
-LastWaits: TypeAlias = dict[str, tuple[Pending, ...]]
-EndChildRun: TypeAlias = "Callable[[Journal, Tool[..., Any] | None, OpenCall], Awaitable[ToolReturn | None]]"
+async def ask_about_calls(calls: OpenCalls, ready: Sequence[ToolCall]) -> Sequence[ToolCall]:
+    """Settle the open calls that may not run at once, and return those that may run now."""
+    execution = calls.execution
+    run, asking = execution.journal.run, execution.config.registry.interactive_tools
+    if run.plan is None or not (run.reply is None or run.plan.guards_calls):
+        for entry in run.open:
+            if entry.phase is not Phase.INTENDED or entry.call.name in asking:
+                break
+            if entry.guarded is not None and needs_approval_by_guard(entry):
+                break
+        else:
+            return ready
+    decisions = await _decide_open_calls(calls)
+    if decisions.events:
+        calls.record(*decisions.events, taken=decisions.taken)
+    run = execution.journal.run
+    for ledger in calls.ledgers.values():
+        ledger.approval = None
+    for call_id, approval in decisions.approvals.items():
+        calls.open_ledger(call_id).approval = approval
+    for entry in run.open:
+        if entry.attempts:
+            calls.open_ledger(entry.call.id).has_started = True
+    waiting = [entry for entry in run.open if entry.phase is not Phase.FINISHED]
+    calls.unfinished = len(waiting)
+    execution.budget.admit_calls(waiting)  # some may have their result now
+    return _list_ready_calls(run, decisions)
 
 
-async def decide_open_calls(
-    execution: Execution, host: QueueHost, last_waits: LastWaits, end_child_run: EndChildRun
-) -> Decisions:
-    """Settle open calls before any call runs, and return the outcome.
+def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
+    """Return the calls that may run now: those before the first one that still needs a decision.
 
-    Args:
-        execution: The execution of the run.
-        host: The host of its calls.
-        last_waits: The items that paused calls waited for when they were last resumed, by call id; updated.
-        end_child_run: Cancels the child run of a call that gets its result otherwise, if there is one.
+    The steps of a plan do not depend on their order.
     """
+    ready: list[ToolCall] = []
+    for entry in run.open:
+        row = decisions.approvals.get(entry.call.id)
+        if entry.phase in UNDECIDED_PHASES and row is None and entry.call.id not in decisions.resumable:
+            if run.reply is None:
+                continue
+            break
+        if entry.phase is not Phase.FINISHED:
+            decision = row.item if isinstance(row, PostedItem) else row
+            ready.append(entry.call if decision is None else edit_call(run, entry.call, decision))
+    return tuple(ready)
+
+
+def admit_ready_steps(calls: OpenCalls, steps: Sequence[ToolCall]) -> Sequence[ToolCall]:
+    """Return the steps about which no person has to be asked."""
+    run, config = calls.execution.journal.run, calls.execution.config
+    known = [(call, config.find_tool(call.name)) for call in steps]
+    return [
+        call
+        for call, tool in known
+        if tool is not None and not tool.is_interactive and not differs_from_plan(run, tool, call)
+    ]
+
+
+def check_asked_by_guard(
+    calls: OpenCalls, call: ToolCall, tool: Tool[..., Any], _bound: BoundArguments
+) -> CallOutcome | None:
+    """Refuse a call about which a guard wants a person to be asked, and about which none was, or about another one."""
+    entry, config = calls.find_entry(call), calls.execution.config
+    if call.name not in find_guarded_tools(config) or not needs_approval_by_guard(entry) or calls.is_approved(call):
+        return None
+    return None if entry.approved == digest_call(config, tool, call, entry.guarded) else _refuse_unasked(entry)
+
+
+def check_asked(calls: OpenCalls, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
+    """Refuse a call that needs an approval that it does not have: a person was not asked, or about another one."""
+    config, run = calls.execution.config, calls.execution.journal.run
+    must_ask = run.plan is not None and (is_outside_plan(run) or differs_from_plan(run, tool, call))
+    if not (tool.is_interactive or must_ask) or calls.is_approved(call):
+        return None
+    entry = run.open_call(call.id)
+    is_new = entry.phase is Phase.INTENDED or entry.lacks_tool
+    if not is_new and (tool.waits_for is not None or entry.approved == digest_call(config, tool, call, entry.guarded)):
+        return None
+    if tool.waits_for is None and not must_ask and not needs_approval(tool, tool.to_namespace(bound)):
+        return None
+    return _refuse_unasked(entry)
+
+
+def _refuse_unasked(entry: OpenCall) -> CallOutcome:
+    text = f"{entry.call.name} needs an approval in this program"
+    if not entry.may_have_acted:
+        text = f"{entry.call.name} needs an approval that was not requested: call it again to request it."
+    return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+
+
+def consume_decision(execution: Execution, ledger: CallLedger | None, call_id: str) -> tuple[list[e.Event], list[int]]:
+    """Consume the approval of a call: return its event, and its inbox row."""
+    if ledger is None or ledger.approval is None:
+        return [], []
+    row, ledger.approval = ledger.approval, None
+    if isinstance(row, Allowance):
+        return [build_approval(execution, execution.journal.run.open_call(call_id), row)], []
+    if isinstance(row.item, GiveInput):
+        return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
+    if not isinstance(row.item, Approve | Rerun):
+        return [], []
+    return [build_approval(execution, execution.journal.run.open_call(call_id), row.item)], [row.number]
+
+
+def consume_unused(execution: Execution, ended: EndedCall) -> None:
+    """Consume the approval of a call that could not run."""
+    facts, taken = consume_decision(execution, ended.ledger, ended.result.call_id)
+    ended.facts[:0] = facts
+    ended.taken += taken
+
+
+async def _decide_open_calls(calls: OpenCalls) -> Decisions:
+    """Settle open calls before any call runs, and return the outcome."""
+    execution, last_waits = calls.execution, calls.last_waits
     arrived = await _read_decisions(execution)
     events: list[e.Event] = []
     taken: list[int] = []
@@ -138,9 +236,9 @@ async def decide_open_calls(
             else:
                 resumable.add(call_id)
         elif row is not None and isinstance(row.item, Settle) and entry.phase in _SETTLED_PHASES:
-            events.append(await _settle(execution, entry, row.item, end_child_run))
+            events.append(await _settle(execution, entry, row.item))
             taken.append(row.number)
-        elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
+        elif (event := await _resolve_open_call(execution, entry, row, arrived, calls)) is not None:
             allowance = await _find_allowance(execution, entry) if isinstance(event, e.ApprovalAsked) else None
             if allowance is not None:
                 approvals[call_id] = allowance
@@ -239,9 +337,7 @@ async def _find_allowance(execution: Execution, entry: OpenCall) -> Allowance | 
 _SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
 
 
-async def _settle(
-    execution: Execution, entry: OpenCall, decision: Settle, end_child_run: EndChildRun
-) -> e.ToolFinished:
+async def _settle(execution: Execution, entry: OpenCall, decision: Settle) -> e.ToolFinished:
     """Return the result that a person has recorded. The child run of the call, if it has one, is ended first."""
     tool = execution.config.find_tool(entry.call.name)
     ended = await end_child_run(execution.journal, tool, entry)
@@ -473,7 +569,7 @@ def _find_flaw_of_edit(execution: Execution, tool: Tool[..., Any], call: ToolCal
         tool.bind_and_check(call.arguments)
     except ArgumentsError as error:
         return str(error)
-    if tool.name not in execution.config.guarded_tools:
+    if tool.name not in find_guarded_tools(execution.config):
         return None
     decided = decide_call(execution, call)
     return decided.reason if decided is not None and decided.verdict is GuardVerdict.REFUSE else None

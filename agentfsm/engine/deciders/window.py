@@ -1,4 +1,4 @@
-"""Compaction: policies shorten the message groups until they fit into the context window, recorded as one event."""
+"""The context window: policies shorten the message groups until they fit, recorded as one event."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
+from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError, ModelReplyError
 from agentfsm.core.history import Removed, Summarised, build_note
 from agentfsm.core.usage import Purpose
+from agentfsm.engine.execution.cost import SideSpending
+from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
-from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
+from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.model_calls.view import View, build_view, measure_fixed_parts, measure_room
 from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.model_calls.request import PreparedRequest
     from agentfsm.ports.model import Model
 
 # Share of the allowance that remains in use after a compaction. Each compaction changes the start of the request and so
@@ -37,8 +40,9 @@ MAX_COMPACTIONS: Final = 2
 REASON_CHARS: Final = 200
 
 
-async def compact_if_needed(view: View) -> e.Compacted | None:
+async def make_room(request: PreparedRequest) -> StepOutcome | None:
     """Return the event that makes room in the context window; None if there is enough room, or no more can be made."""
+    view = request.view
     execution, run, tally = view.execution, view.run, view.execution.ledger
     share, tally.overhead_tokens = execution.config.context.share, view.measure_overhead()
     while not tally.update(run, BATCH_MESSAGES):
@@ -51,15 +55,18 @@ async def compact_if_needed(view: View) -> e.Compacted | None:
     if tally.shown_tokens <= allowance:
         return None
     why = f"{tally.shown_tokens:,} tokens of messages, {room:,} of room in the window of {execution.config.model.name}"
-    return await _compact(execution, TARGET_SHARE * allowance, allowance, why)
+    cut = await _compact(execution, TARGET_SHARE * allowance, allowance, why)
+    return None if cut is None else StepOutcome((cut,))
 
 
-async def compact_after_refusal(execution: Execution, error: ModelError) -> e.Compacted | None:
+async def make_room_after_refusal(execution: Execution, error: ModelError) -> e.Compacted | None:
     """Return the event that halves the shown messages, after the provider refused a request as too long.
 
     None if further compactions would not help, or no more room can be made.
     """
     run, tally = execution.journal.run, execution.ledger
+    if not isinstance(error, ContextTooLongError):
+        return None
     if run.recent_compactions >= MAX_COMPACTIONS or len(run.messages) == 1:  # the task alone
         return None
     await _count_exactly(build_view(execution))

@@ -1,4 +1,4 @@
-"""Memory in THINK: search it once for each input of the user, before the model or the planner is asked."""
+"""Memory: search it once for each input of the user, before the model or the planner is asked."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from agentfsm.core import events as e
 from agentfsm.core.messages import UserMessage
 from agentfsm.core.usage import Purpose
 from agentfsm.core.window_layers import TaskKind, WindowDemand
+from agentfsm.engine.deciders.spend import count_usage
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.memory_items import Recall
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
-    from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports.memory_items import RunMemory
+    from agentfsm.engine.model_calls.request import PreparedRequest
 
 # Characters of the search that the journal keeps.
 MAX_QUERY_CHARS: Final = 1_000
 
 
-async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
-    """Search the memory for the newest input; None if that was done, or the run has no memory.
+async def recall(request: PreparedRequest) -> StepOutcome | None:
+    """Search the memory for the newest input; None if that was done.
 
     A memory that fails does not fail the run: the event says why nothing was found.
     """
+    execution, memory = request.execution, request.execution.config.memory
     journal, run = execution.journal, execution.journal.run
-    if run.is_recalled or not memory.wants(run):
+    if memory is None or run.is_recalled or not memory.wants(run):
         return None
     said = (each for each in reversed(run.messages) if isinstance(each, UserMessage) and not each.is_note)
     query = next((message.text for message in said), "")
-    demand = _measure_demand(execution)
+    demand = _measure_demand(request)
     try:
         found = await memory.recall_for(run, query, demand)
     except Exception as error:  # noqa: BLE001  a memory is of any kind, and a run works without
         found = Recall(fault=f"{type(error).__name__}: {error}"[:MAX_QUERY_CHARS])
     if found.fault:
         journal.log.warning("memory_not_searched", turn=run.turn + 1, error=found.fault)
-    if execution.budget.spend is not None:
-        execution.budget.spend.add(found.usage)
+    count_usage(execution, found.usage)
     recalled = e.Recalled(
         query=query[:MAX_QUERY_CHARS],
         items=found.items,
@@ -54,11 +53,11 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
     return StepOutcome((recalled,))
 
 
-def _measure_demand(execution: Execution) -> WindowDemand:
+def _measure_demand(request: PreparedRequest) -> WindowDemand:
     """Return what the next request needs of the window, beside messages and recalled items."""
+    execution, view = request.execution, request.view
     config, run, counter = execution.config, execution.journal.run, execution.ledger.counter
     is_chosen = run.offered is not None or not config.selector.wants(len(config.registry))
-    view = build_view(execution)
     unit = BYTES_PER_TOKEN if counter is BYTE_COUNTER else 1
     tools_tokens = view.fixed.tools_tokens // unit if is_chosen else 0  # not all of many tools will be offered
     task = TaskKind.MEDIUM if len(config.registry) else TaskKind.SIMPLE

@@ -21,10 +21,7 @@ from agentfsm.core.inbox import Cancel, Pause, PostedItem
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
-from agentfsm.engine.execution.journal import Journal
-from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
-from agentfsm.engine.tool_calls.child_runs import (
+from agentfsm.engine.execution.child_runs import (
     build_final_result,
     build_missing_result,
     build_unresponsive_result,
@@ -32,6 +29,9 @@ from agentfsm.engine.tool_calls.child_runs import (
     load_child_run,
     waits_on_child,
 )
+from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
 from agentfsm.journal.load import load_run
 from agentfsm.ports.store import Clock, Durability, Store
 from agentfsm.tools.queue.result_text import build_decided_result

@@ -1,9 +1,9 @@
-"""Have guards decide on open calls, and commit each decision before the call starts."""
+"""Guards: they decide on open calls, and each decision is committed before the call starts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +14,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.events import GuardVerdict
-from agentfsm.core.labels import EFFECT_LABELS, NOT_SAID, Label, LabelSource
+from agentfsm.core.labels import NOT_SAID, Label, LabelSource
 from agentfsm.core.messages import (
     AssistantMessage,
     ErrorType,
@@ -26,20 +26,24 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.text_safety import build_fence_mark
+from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText, describe_guard
 from agentfsm.ports.screening import ScreenedText
-from agentfsm.tools.builtin import ASK_USER, READ_RESULT
+from agentfsm.tools.builtin import ASK_USER
+from agentfsm.tools.queue.dispatch import CallOutcome, failed_outcome
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports.guards import CallGuard
+    from agentfsm.engine.execution.open_calls import OpenCalls
+    from agentfsm.ports.guards import CallGuard, ToolTraits
     from agentfsm.ports.screening import TextScreen
+    from agentfsm.tools.schema.binding import BoundArguments
     from agentfsm.tools.tool import Tool
 
 # Decision of a screen on the calls of all tools that it concerns.
@@ -50,7 +54,103 @@ _USER_DATA = frozenset({Label.USER_DATA})
 _UNTRUSTED = frozenset({Label.UNTRUSTED})
 
 
-def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first: bool = False) -> tuple[e.Event, ...]:
+def find_guarded_tools(config: EngineConfig) -> frozenset[str]:
+    """Return the names of the tools whose calls guards decide on."""
+    return _find_names(config, "guarded", lambda guard, traits: guard.concerns(traits))
+
+
+def find_counted_tools(config: EngineConfig) -> frozenset[str]:
+    """Return the names of the tools whose calls guards count."""
+    return _find_names(config, "counted", lambda guard, traits: guard.counts(traits))
+
+
+def _find_names(config: EngineConfig, what: str, asks: Callable[[CallGuard, ToolTraits], bool]) -> frozenset[str]:
+    key = what, config.registry.version  # tools may be registered later
+    if key not in config.tool_names:
+        names = [tool.name for tool in config.registry if any(asks(guard, tool.traits) for guard in config.guards)]
+        config.tool_names[key] = frozenset(names)
+    return config.tool_names[key]
+
+
+def list_secrets(config: EngineConfig) -> list[str]:
+    """Return the texts that guards call secrets."""
+    return [secret for guard in config.guards for secret in guard.list_secrets()]
+
+
+def _list_screens(config: EngineConfig) -> list[TextScreen]:
+    """Return the screens of the guards, which read the texts of a run."""
+    return [screen for guard in config.guards for screen in getattr(guard, "screens", ())]
+
+
+async def decide_on_calls(calls: OpenCalls, ready: Sequence[ToolCall]) -> Sequence[ToolCall]:
+    """Commit the decisions of guards on the open calls."""
+    execution = calls.execution
+    found = await _screen_texts(execution)
+    is_first = not calls.has_decided
+    counted = find_counted_tools(execution.config)
+    if counted and any(entry.call.name in counted for entry in execution.journal.run.open):
+        await _apply_quotas(calls, found, is_first=is_first)
+    elif decisions := _guard_calls(execution, found, is_first=is_first):
+        calls.record(*decisions)
+        execution.budget.report_counted_calls()
+    return ready
+
+
+async def _apply_quotas(calls: OpenCalls, found: Sequence[Finding], *, is_first: bool) -> None:
+    """Commit the decisions of guards that count calls, also those that other forks of the session make meanwhile."""
+    execution, budget, journal = calls.execution, calls.execution.budget, calls.execution.journal
+    if budget.tree.forked_calls is None:
+        root = (budget.ancestors or (budget,))[-1].source.run.header
+        budget.tree.forked_calls = ForkedCalls(journal.store, await find_line(journal.store, root))
+    forked = budget.tree.forked_calls
+    async with forked.lock:
+        await forked.read()
+        while decisions := _guard_calls(execution, found, is_first=is_first):
+            before, after = journal.run.counted, journal.run.fold(decisions).counted
+            added = {name: count - before.get(name, 0) for name, count in after.items()}
+            if await forked.write(add_counts(budget.root_counted_calls, added)):
+                calls.record(*decisions)
+                budget.report_counted_calls()
+                return
+            await forked.read()
+
+
+def admit_ready_steps(calls: OpenCalls, steps: Sequence[ToolCall]) -> Sequence[ToolCall]:
+    """Commit the decisions of guards on steps that they allow, and return those; others are decided on later.
+
+    Screens of texts, and quotas in a session with forks, decide only at the next step of the engine.
+    """
+    execution = calls.execution
+    guarded, forked = find_guarded_tools(execution.config), execution.budget.tree.forked_calls
+    free = [call for call in steps if call.name not in guarded]
+    if len(free) == len(steps) or _list_screens(execution.config) or (forked is not None and forked.is_forked):
+        return free
+    counted, allowed = execution.budget.counted_calls, dict[str, e.Guarded]()
+    for call in steps:
+        decided = decide_call(execution, call, counted) if call.name in guarded else None
+        if decided is not None and decided.verdict is GuardVerdict.ALLOW:
+            allowed[call.id] = decided
+            counted = add_counts(counted, {call.name: 1}) if decided.counts else counted
+    if allowed:
+        calls.record(*allowed.values())
+        execution.budget.report_counted_calls()
+    return [call for call in steps if call.name not in guarded or call.id in allowed]
+
+
+def check_start(calls: OpenCalls, call: ToolCall, _tool: Tool[..., Any], _bound: BoundArguments) -> CallOutcome | None:
+    """Refuse a call that guards have refused or not decided on. Whether a person has approved it is checked later."""
+    if call.name not in find_guarded_tools(calls.execution.config):
+        return None
+    guarded = calls.find_entry(call).guarded
+    if guarded is None:
+        text = f"{call.name} was not checked before, because it could not run then: call it again."
+        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+    if guarded.verdict is GuardVerdict.REFUSE:
+        return failed_outcome(_format_refusal(guarded), ErrorType.NOT_PERMITTED)
+    return None
+
+
+def _guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first: bool = False) -> tuple[e.Event, ...]:
     """Return the decisions of the guards on open calls without one, and their consequences.
 
     A call that is refused gets its result. A call that may have begun before there were guards, and that they do not
@@ -61,12 +161,12 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first
         found: Decisions of screens, from the texts that the run has read.
         is_first: Whether these are the first decisions of this execution.
     """
-    config, run = execution.config, execution.journal.run
+    guarded, run = find_guarded_tools(execution.config), execution.journal.run
     events: list[e.Event] = []
     counted = execution.budget.counted_calls
     for entry in run.open:
-        is_new = is_undecided(execution, entry)
-        if entry.call.name not in config.guarded_tools or not (is_new or (is_first and _may_start_again(entry))):
+        is_new = _is_undecided(execution, entry)
+        if entry.call.name not in guarded or not (is_new or (is_first and _may_start_again(entry))):
             continue
         is_counted = entry.guarded is not None and entry.guarded.counts
         others = add_counts(counted, {entry.call.name: -1}) if is_counted else counted
@@ -85,7 +185,7 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first
             counted = add_counts(counted, {entry.call.name: 1})
         has_not_started = not entry.attempts and (entry.phase in _NOT_STARTED or entry.lacks_tool)
         if decided.verdict is GuardVerdict.REFUSE and has_not_started:
-            result = build_decided_result(entry, Outcome.FAILED, format_refusal(decided))
+            result = build_decided_result(entry, Outcome.FAILED, _format_refusal(decided))
             events.append(e.ToolFinished(result=attrs.evolve(result, error_type=ErrorType.NOT_PERMITTED)))
         elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
             reason = f"it had started before, and is not run again: {decided.reason}"
@@ -96,7 +196,7 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first
 _NOT_STARTED = frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL, Phase.APPROVED, Phase.PAUSED})
 
 
-def is_undecided(execution: Execution, entry: OpenCall) -> bool:
+def _is_undecided(execution: Execution, entry: OpenCall) -> bool:
     """Return whether guards have to decide on a call: they have not, or its tool has changed before it started."""
     if entry.phase is Phase.FINISHED or entry.guarded is None:
         return entry.phase is not Phase.FINISHED
@@ -187,7 +287,7 @@ def is_asked_only_by(execution: Execution, tool: Tool[..., Any], entry: OpenCall
     placed = Counter([each.call.name for each in counting if each.phase is not Phase.FINISHED])
     counted = add_counts(execution.budget.counted_calls, {name: -count for name, count in placed.items()})
     asked = _build_guarded_call(execution, tool, entry.call, counted, None)
-    if asked is None or any(screen.concerns(asked.tool) for screen in execution.config.screens):
+    if asked is None or any(screen.concerns(asked.tool) for screen in _list_screens(execution.config)):
         return False
     guards = execution.config.guards
     alike = [each for each in _list_single_rules(guards) if describe_guard(each) == rule]
@@ -239,50 +339,6 @@ def _build_event(call: ToolCall, decision: GuardDecision, *, digest: str, counts
     )
 
 
-def check_data(execution: Execution, labels: Iterable[Label]) -> GuardDecision | None:
-    """Return the refusal of a guard if the run must not read data with these labels, else None."""
-    header = execution.journal.run.header
-    refusals = (guard.check_data(labels, header) for guard in execution.config.guards)
-    return next((each for each in refusals if each is not None), None)
-
-
-def withhold_forbidden(execution: Execution, result: ToolResult) -> tuple[tuple[e.Event, ...], ToolResult]:
-    """Return the events that explain a result, and the result: without its content if the run must not read it."""
-    refusal = check_data(execution, result.labels) if result.labels else None
-    if refusal is None:
-        return (), result
-    entry = execution.journal.run.open_call(result.call_id)
-    counts = entry.guarded is not None and entry.guarded.counts
-    fact = _build_event(entry.call, refusal, digest="", counts=counts)
-    return (fact,), withhold(result, refusal)
-
-
-def withhold(result: ToolResult, refusal: GuardDecision) -> ToolResult:
-    """Return a result without its content, with the reason in its place."""
-    return attrs.evolve(
-        result,
-        outcome=Outcome.FAILED,
-        content=f"The call was made, but its result is withheld: {refusal.reason}.",
-        error_type=ErrorType.NOT_PERMITTED,
-        retryable=False,
-        shown_chars=None,
-        parts=(),
-        labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
-    )
-
-
-def fence_result(execution: Execution, result: ToolResult) -> ToolResult:
-    """Return a result with the marks between which the model reads it, if a guard wants that.
-
-    A page of an earlier result has no labels of its own, but may be of one that has them.
-    """
-    run = execution.journal.run
-    labels = (Label.UNTRUSTED,) if result.tool == READ_RESULT and run.has_fenced else result.labels
-    if not labels or not any(guard.fences(labels) for guard in execution.config.guards):
-        return result
-    return attrs.evolve(result, fence=build_fence_mark(run.header.nonce or run.id))
-
-
 def _list_later_calls(run: Run, before: e.Guarded | None) -> frozenset[str]:
     """Return the ids of the open calls whose results do not count for decisions on the others.
 
@@ -303,17 +359,19 @@ def needs_approval_by_guard(entry: OpenCall) -> bool:
     return entry.guarded is not None and entry.guarded.verdict is GuardVerdict.ASK
 
 
-def format_refusal(decided: e.Guarded) -> str:
+def _format_refusal(decided: e.Guarded) -> str:
     """Return the text for the model about a call that guards refuse."""
     return f"not run: {decided.reason}. Do not try it again; go on without it, and tell the user that it was not done."
 
 
-async def screen_texts(execution: Execution) -> tuple[Finding, ...]:
+async def _screen_texts(execution: Execution) -> tuple[Finding, ...]:
     """Return the decisions of screens that concern a call without a decision. Nothing is committed."""
     config, run = execution.config, execution.journal.run
-    undecided = [entry for entry in run.open if is_undecided(execution, entry)]
+    if not (screens := _list_screens(config)):
+        return ()
+    undecided = [entry for entry in run.open if _is_undecided(execution, entry)]
     tools = [tool for entry in undecided if (tool := config.find_tool(entry.call.name)) is not None]
-    screens = [screen for screen in config.screens if any(screen.concerns(tool.traits) for tool in tools)]
+    screens = [screen for screen in screens if any(screen.concerns(tool.traits) for tool in tools)]
     if not screens:
         return ()
     texts = _list_texts(run)

@@ -20,17 +20,20 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, stricter_policy
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm.engine.deciders.labels import fence_result, list_call_labels
+from agentfsm.engine.execution.child_runs import end_interrupted_child
 from agentfsm.engine.execution.cost import bill_settled_call
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.tool_calls.call_guards import fence_result
-from agentfsm.engine.tool_calls.child_runs import end_interrupted_child
-from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost
+from agentfsm.engine.execution.open_calls import EndedCall, OpenCalls
+from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, failed_outcome
 from agentfsm.tools.queue.result_text import build_decided_result, count_shown_chars, remove_advice, render_result
 from agentfsm.tools.run_context import Found, RunContext
 from agentfsm.tools.tool import UNKNOWN_OUTCOME_POLICIES, Tool
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
+    from agentfsm.tools.schema.binding import BoundArguments
 
 _UNKNOWN_TEXT: Final = (
     "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
@@ -77,13 +80,25 @@ async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: Queue
     return e.ToolLost(call_id=call.id, reason=_CHANGED_PARAMETERS if changed else "")
 
 
+def check_start(calls: OpenCalls, call: ToolCall, tool: Tool[..., Any], _bound: BoundArguments) -> CallOutcome | None:
+    """Refuse a call that had started before as another kind of tool: its effect may be repeated under another name."""
+    ledger = calls.ledgers.get(call.id)
+    if ledger is None or not ledger.has_started:
+        return None
+    run = calls.execution.journal.run
+    change = find_other_kind(run, run.open_call(call.id), tool)
+    return failed_outcome(change, ErrorType.BLOCKED) if change else None
+
+
 def build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result from outside the tool; the model is shown at most as much of it as of the tool's own results."""
     tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else count_shown_chars(result.content, tool, execution.count_tokens)
-    labels = () if tool is None else execution.config.list_labels(tool, entry.call)
+    labels = () if tool is None else list_call_labels(execution, tool, entry.call)
     settled = attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
-    return fence_result(execution, settled) if labels and execution.config.guards else settled
+    ended = EndedCall(settled)
+    fence_result(execution, ended)
+    return ended.result
 
 
 async def refuse_started_call(

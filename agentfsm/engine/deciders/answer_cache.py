@@ -1,4 +1,4 @@
-"""The answer cache in THINK: repeat the answer of an earlier run, or keep that of this one when it ends.
+"""The answer cache: repeat the answer of an earlier run, or keep that of this one when it ends.
 
 The cache is searched once, before the first request of a run. The event of the answer says where it came from, so a
 replay needs no cache, and a resumed run does not search again.
@@ -18,11 +18,12 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart
 from agentfsm.core.notes import NOTE_TOOL
 from agentfsm.core.plans import ENGINE_TOOLS
-from agentfsm.engine.answer_key import hash_question
+from agentfsm.engine.deciders.answer_key import hash_question
 from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim, KeptAnswer
 from agentfsm.engine.execution.journal import create_shield
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.tool_access import build_context
+from agentfsm.ports.model import FinishReason
 from agentfsm.streaming.stream import TextDelta
 from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.model_calls.received import ReceivedReply
+    from agentfsm.engine.model_calls.request import PreparedRequest
 
 # Labels of data that not everybody of a tenant may see.
 _PRIVATE: Final = frozenset({Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED})
@@ -49,10 +52,11 @@ _EXCLUDING: Final = (
 )
 
 
-async def repeat_answer(execution: Execution, claim: AnswerClaim) -> StepOutcome | None:
+async def repeat_answer(request: PreparedRequest) -> StepOutcome | None:
     """Return the answer of an earlier run to the same question; None if the model has to be asked."""
-    run = execution.journal.run
-    if claim.key or not _is_alone(run, claim):
+    execution = request.execution
+    run, claim = execution.journal.run, execution.answer_claim
+    if claim is None or claim.key or not _is_alone(run, claim):
         return None
     kept = await _find_repeatable(execution, claim)
     if kept is None:
@@ -68,6 +72,12 @@ async def repeat_answer(execution: Execution, claim: AnswerClaim) -> StepOutcome
 
     answer = e.AnswerGiven(message=AssistantMessage(text=kept.text), answered_from=kept.source)
     return StepOutcome((answer,), otherwise=review)
+
+
+def note_refusal(execution: Execution, received: ReceivedReply) -> None:
+    """Note a refusal of the model, which is not kept as an answer."""
+    if received.reply.finish_reason is FinishReason.REFUSAL and execution.answer_claim is not None:
+        execution.answer_claim.has_refusal = True
 
 
 async def _find_repeatable(execution: Execution, claim: AnswerClaim) -> KeptAnswer | None:

@@ -1,0 +1,245 @@
+"""The line of deciders: the points of a run at which features of its agent take part, and their order.
+
+A feature is one file in `engine/deciders/`, with a function for each point at which it takes part. The handlers of the
+states call the functions of a point one after the other, and name no feature. To add a feature, add its file, and a row
+here at each of its points.
+
+A function reads the run and what is decided, and returns a value. The first decision of a point ends the step: its
+events are committed, and the next step starts the list again. So each feature sees in the journal that it has decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import attrs
+
+from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.value import Value
+from agentfsm.engine.deciders import (
+    answer_cache,
+    approvals,
+    cost,
+    guards,
+    judge,
+    labels,
+    limits,
+    loops,
+    output,
+    permissions,
+    plans,
+    recall,
+    reminder,
+    spend,
+    started_calls,
+    text_filters,
+    tool_selection,
+    window,
+)
+
+if TYPE_CHECKING:
+    from agentfsm.core import events as e
+    from agentfsm.core.effects import Reflect
+    from agentfsm.core.errors import ModelError
+    from agentfsm.core.messages import ToolCall
+    from agentfsm.core.run import Run
+    from agentfsm.core.usage import Usage
+    from agentfsm.engine.execution.config import EngineConfig
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.open_calls import CallLedger, EndedCall, OpenCalls
+    from agentfsm.engine.execution.outcome import StepOutcome
+    from agentfsm.engine.model_calls.received import ReceivedReply
+    from agentfsm.engine.model_calls.request import PreparedRequest
+    from agentfsm.tools.queue.dispatch import CallOutcome
+    from agentfsm.tools.schema.binding import BoundArguments
+    from agentfsm.tools.tool import Tool
+
+F = TypeVar("F")
+_NO_NAMES: Final[frozenset[str]] = frozenset()
+
+# OBSERVE, before the inbox is read and again with the inputs that are about to be taken: the end of the run, or None.
+OnInputs: TypeAlias = "Callable[[Execution, e.Observed | None], StepOutcome | None]"
+# THINK, before the model is asked: what is committed instead of asking it now, or None.
+BeforeRequest: TypeAlias = "Callable[[PreparedRequest], Awaitable[StepOutcome | None]]"
+# THINK, after a request that failed for good: the events with which the run goes on, or None.
+OnRequestError: TypeAlias = "Callable[[Execution, ModelError], Awaitable[e.Event | None]]"
+# THINK, with a reply that is to be read: changes it.
+OnReply: TypeAlias = "Callable[[Execution, ReceivedReply], None]"
+# THINK, with an answer: whether it is a draft that REFLECT reviews.
+MustReview: TypeAlias = Callable[[AssistantMessage], bool]
+# REFLECT: an event that says how the run goes on, the end of the run, or None.
+Review: TypeAlias = "Callable[[Execution, Reflect], Awaitable[e.Continued | e.Accepted | StepOutcome | None]]"
+# REFLECT, before the run goes on with a note for the model: the note as it is committed, or the end of the run.
+OnContinue: TypeAlias = "Callable[[Execution, e.Continued], StepOutcome]"
+
+
+# ACT, before any call runs: commits decisions on the open calls, and returns the calls that may run.
+OnOpenCalls: TypeAlias = "Callable[[OpenCalls, Sequence[ToolCall]], Awaitable[Sequence[ToolCall]]]"
+# ACT, with steps of a plan that become ready while others run: commits decisions, and returns those that may start now.
+OnReadySteps: TypeAlias = "Callable[[OpenCalls, Sequence[ToolCall]], Sequence[ToolCall]]"
+# Right before a call starts: the refusal, or None.
+BeforeStart: TypeAlias = "Callable[[OpenCalls, ToolCall, Tool[..., Any], BoundArguments], CallOutcome | None]"
+# With the result of a call, however it came: changes it.
+OnResult: TypeAlias = "Callable[[Execution, EndedCall], None]"
+# After that, for a call that costs money: the refusal, or None.
+ReserveStart: TypeAlias = "Callable[[Execution, CallLedger, ToolCall, Tool[..., Any]], Awaitable[CallOutcome | None]]"
+# When a call ends, pauses or is cut off: gives back what was reserved for it. The usage is None if it is not known.
+OnRelease: TypeAlias = "Callable[[Execution, CallLedger, Usage | None], None]"
+# Deciders on results that concern only calls of which the execution knows something beside the journal.
+_OF_LEDGERS = frozenset({cost.add_child, cost.bill, spend.count, labels.add_reported, approvals.consume_unused})
+
+
+@attrs.frozen(kw_only=True)
+class Line(Value):
+    """The deciders of an agent, in their order at each point. Features that the agent does not use are not there."""
+
+    on_inputs: tuple[OnInputs, ...]
+    before_request: tuple[BeforeRequest, ...]
+    before_last_answer: tuple[BeforeRequest, ...]
+    on_request_error: tuple[OnRequestError, ...]
+    on_reply: tuple[OnReply, ...]
+    must_review: tuple[MustReview, ...]
+    open_calls: tuple[OnOpenCalls, ...]
+    ready_steps: tuple[OnReadySteps, ...]
+    before_start: tuple[BeforeStart, ...]
+    reserve_start: tuple[ReserveStart, ...]
+    before_shown: tuple[OnResult, ...]
+    """Those of `on_result` that decide what listeners see."""
+
+    on_result: tuple[OnResult, ...]
+    on_plain_result: tuple[OnResult, ...]
+    """Those of `on_result` that concern a call of which the execution knows nothing beside the journal."""
+
+    on_release: tuple[OnRelease, ...]
+    decided_tools: tuple[Callable[[EngineConfig], frozenset[str]], ...]
+    """Names of tools whose calls are decided on one by one: they start only when the decision is in the journal."""
+
+    secrets: tuple[Callable[[EngineConfig], Sequence[str]], ...]
+    """Texts that no error of a tool may show."""
+
+    holds_calls: tuple[Callable[[Run], bool], ...]
+    """Whether no call of the next reply may start before the reply is in the journal."""
+
+    holds_texts: bool
+    """Whether texts are passed to listeners only when the reply is complete."""
+
+    review_results: tuple[Review, ...]
+    review_draft: tuple[Review, ...]
+    on_exit: tuple[Callable[[Execution], Awaitable[None]], ...]
+    """What is done when an execution ends, however it ends."""
+
+    describe_wait: tuple[Callable[[Execution], str], ...]
+    """What the effect in progress waited for when the time of the run was up, as a clause; empty for nothing."""
+
+    after_results: OnContinue
+    after_draft: OnContinue
+
+    def list_decided_tools(self, config: EngineConfig) -> frozenset[str]:
+        """Return the names of the tools whose calls are decided on one by one."""
+        return _NO_NAMES.union(*[names(config) for names in self.decided_tools]) if self.decided_tools else _NO_NAMES
+
+
+def build_line(config: EngineConfig, run: Run[Any]) -> Line:
+    """Return the deciders of a run, in their order at each point.
+
+    It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`.
+    """
+    has_plans, has_reminder = config.planner is not None or run.plan is not None, bool(config.reminder or run.reminder)
+    key = config.registry.version, has_plans, has_reminder, run.header.withhold, bool(run.open), bool(run.verdict)
+    known: Line | None = config.lines.get(key)
+    if known is not None:
+        return known
+    has_guards = bool(config.guards)
+    has_cache, has_output, has_judge = (
+        each is not None for each in (config.answer_cache, config.output_spec, config.judge)
+    )
+    filters_texts = any(guard.filters_texts() for guard in config.guards)
+    before_last_answer = _used(
+        (reminder.remind, has_reminder),
+        (window.make_room, True),
+    )
+    on_result = (
+        (cost.add_child, True),
+        (cost.bill, True),
+        (spend.count, True),
+        (labels.add_reported, True),
+        (labels.withhold_forbidden, has_guards),
+        (labels.fence_result, has_guards),
+        (approvals.consume_unused, True),
+        (plans.add_ready_steps, has_plans),
+    )
+    line = config.lines[key] = Line(
+        on_inputs=_used((labels.check_inputs, has_guards)),
+        before_request=_used(
+            (limits.check_before_request, True),
+            (answer_cache.repeat_answer, has_cache),
+            (tool_selection.refresh_tools, config.registry.sources),
+            (recall.recall, config.memory is not None),
+            (plans.advance_plan, has_plans),
+            (tool_selection.select_tools, True),
+        )
+        + before_last_answer,
+        before_last_answer=before_last_answer,
+        on_request_error=_used((window.make_room_after_refusal, True)),
+        on_reply=_used(
+            (answer_cache.note_refusal, has_cache),
+            (output.unwrap_answer, has_output),
+            (labels.label_hosted, config.registry.hosted),
+            (text_filters.filter_texts, filters_texts),
+        ),
+        decided_tools=_used((guards.find_guarded_tools, has_guards)),
+        secrets=_used((guards.list_secrets, has_guards)),
+        holds_calls=_used((plans.holds_calls, has_plans)),
+        holds_texts=filters_texts,
+        must_review=_used((_always, config.reviews_answers), (labels.has_read_data, has_guards)),
+        open_calls=_used(
+            (limits.admit_calls, True),
+            (guards.decide_on_calls, has_guards),
+            (approvals.ask_about_calls, True),
+        ),
+        ready_steps=_used(
+            (guards.admit_ready_steps, has_guards),
+            (approvals.admit_ready_steps, has_plans),
+        ),
+        before_start=_used(
+            (permissions.check_start, config.permissions is not None or run.header.withhold),
+            (started_calls.check_start, run.open),
+            (guards.check_start, has_guards),
+            (approvals.check_asked_by_guard, has_guards),
+            (approvals.check_asked, True),
+            (cost.reserve, True),
+        ),
+        reserve_start=_used((spend.reserve, True)),
+        before_shown=_used((labels.add_reported, has_guards), (labels.withhold_forbidden, has_guards)),
+        on_result=_used(*on_result),
+        on_plain_result=_used(*[each for each in on_result if each[0] not in _OF_LEDGERS]),
+        on_release=_used((cost.release, True), (spend.release, True)),
+        review_results=_used(
+            (limits.check_results, True),
+            (judge.apply_verdict, has_judge or run.verdict),
+            (plans.ask_about_plan, has_plans),
+            (loops.review_calls, True),
+            (judge.ask_judge, has_judge),
+        ),
+        review_draft=_used(
+            (labels.review_draft, has_guards),
+            (judge.apply_verdict, has_judge or run.verdict),
+            (output.check_draft, has_output),
+            (judge.ask_judge, has_judge),
+        ),
+        on_exit=_used((spend.flush, True)),
+        describe_wait=_used((spend.describe_wait, True)),
+        after_results=loops.continue_results,
+        after_draft=loops.send_back,
+    )
+    return line
+
+
+def _used(*deciders: tuple[F, object]) -> tuple[F, ...]:
+    """Return the functions of the features that are used."""
+    return tuple([decide for decide, is_used in deciders if is_used])
+
+
+def _always(_message: AssistantMessage) -> bool:
+    return True
