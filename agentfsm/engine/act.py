@@ -1,6 +1,6 @@
 """ACT: decide on the open calls, and run those that may run.
 
-ACT commits while it runs, through `RunHost.record`: each stage of a call is in the journal before it counts.
+ACT commits while it runs, through `OpenCalls.record`: each stage of a call is in the journal before it counts.
 """
 
 from __future__ import annotations

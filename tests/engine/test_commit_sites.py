@@ -20,7 +20,7 @@ COMMIT_SITES = {
     # What a handler returned, in the usual case: without a condition.
     ("step.py", "_commit"): 2,
     # The same with a condition or a scope; also for interruptions, parked runs and requests from the inbox.
-    ("tool_calls/host.py", "record"): 1,
+    ("execution/open_calls.py", "record"): 1,
     # ACT, while it runs: a call's start and result have to be in the journal before what depends on them.
     ("deciders/judge.py", "ask_judge"): 1,
     # A judge that raises: the error passes through the handler, and what was paid for must not be lost with it.
@@ -28,7 +28,7 @@ COMMIT_SITES = {
     # The same for a request that is cut off with the execution, or fails by a mistake in code that it depends on.
     ("model_calls/request.py", "ask_model"): 1,
     # An attempt that fails counts before the next one.
-    ("unattended.py", "_stop_and_release"): 1,
+    ("execution/unattended.py", "_stop_and_release"): 1,
     # No handler runs: a request to cancel or pause is applied without an agent.
     ("driver.py", "_record_resumption"): 1,
     # Before the first step: a pause ends, or the agent has changed.
@@ -67,7 +67,7 @@ def test_the_end_of_a_turn_is_recorded_in_one_place():
         for function in functions(path)
         for _ in range(calls_of(function, "ToolsReturned"))
     ]
-    assert makers == [("engine/tool_calls/host.py", "record")]
+    assert makers == [("engine/execution/open_calls.py", "record")]
 
 
 def test_each_state_has_a_handler_of_its_name():
