@@ -1,9 +1,9 @@
 """The engine step: perform the run's effect, and commit the events that its handler returns.
 
 Each effect has one handler, a coroutine in a module of its own. OBSERVE, THINK and REFLECT return their events, and the
-step commits them. ACT commits while it runs, through `OpenCalls.record`, since the start and the result of each call have
-to be in the journal before anything depends on them. The transition table decides the next effect. New behaviour is a
-new event or effect with one handler, never a branch in the step.
+step commits them. ACT commits while it runs, through `OpenCalls.record`, since the start and the result of each call
+have to be in the journal before anything depends on them. The transition table decides the next effect. New behaviour
+is a new event or effect with one handler, never a branch in the step.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
                 return decided
         if reached is not None:
             return _read_last_answer(line, request, reached, *await ask_model(request))
-        if request.is_streamed and execution.config.registry.eager_tools and _may_start_early(execution, line):
+        if execution.config.registry.eager_tools and request.is_streamed and _may_start_early(execution, line):
             return await _ask_with_eager_calls(request, calls)
         return _read_reply(line, request, *await ask_model(request))
     except LimitError as error:

@@ -40,6 +40,7 @@ from agentfsm.tokens.ledger import BYTE_COUNTER
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.limits import Limits
+    from agentfsm.core.settings import Settings
     from agentfsm.core.usage import TierChoice
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
@@ -102,15 +103,17 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
         ModelError: if the request fails; a transient failure only after the last retry.
     """
     engine, journal, effect = prepared.execution.config, prepared.execution.journal, prepared.effect
-    prepared.digest = prepared.view.digest
+    view = prepared.view
+    prepared.digest = view.digest
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redact(str(effect.messages[-1:])))
-    attempt = 1
+    attempt, is_streamed = 1, journal.on_event is not None or view.settings.stream
     while True:
         if eager is not None:
             eager.begin_attempt()
         try:
-            return await _attempt_once(prepared, _ChunkReceiver.for_attempt(prepared, attempt, eager))
+            receiver = _ChunkReceiver.for_attempt(prepared, attempt, eager) if is_streamed else None
+            return await _attempt_once(prepared, receiver)
         except (ModelUnavailableError, ModelReplyError, ReasoningRefusedError) as error:
             if eager is not None:
                 eager.discard()
@@ -157,7 +160,7 @@ def _describe_unreachable(error: ModelError, wait_s: float) -> str:
     return f"agentfsm: {redact(str(error)).partition('. ')[0]}; retrying in {wait_s:.1f} s"
 
 
-async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[RequestReservation, bool]:
+async def _reserve(prepared: PreparedRequest, settings: Settings, wanted: int) -> tuple[RequestReservation, bool]:
     """Reserve the largest cost of a request, raised by what the model has billed beyond the counts of earlier ones.
 
     Under a limit on money, the first request to a model is sent alone, since it shows whether that happens.
@@ -165,7 +168,7 @@ async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[RequestReser
     Returns:
         The reservation, and whether this is the first request.
     """
-    drive, settings = prepared.execution, prepared.view.settings
+    drive = prepared.execution
     budget, ledger, billed = drive.budget, drive.ledger, drive.config.billed
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above the tokens for thinking.
@@ -191,7 +194,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
     drive, engine, view = prepared.execution, prepared.execution.config, prepared.view
     wanted = view.settings.max_tokens or ANSWER_TOKENS
-    reserved, is_first = await _reserve(prepared, wanted)
+    reserved, is_first = await _reserve(prepared, view.settings, wanted)
     usage, paid = None, None
     try:
         cap = reserved.granted if reserved.granted < wanted else None
@@ -290,10 +293,8 @@ class _ChunkReceiver:
     """Bytes of text, thinking and arguments so far."""
 
     @classmethod
-    def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver | None:
-        """Return a receiver, or None if nothing needs to be streamed."""
-        if not prepared.is_streamed:
-            return None
+    def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver:
+        """Return the receiver of an attempt."""
         journal = prepared.execution.journal
         text_delta = build_delta_factory(TextDelta, journal.run.id, prepared.effect.turn, attempt)
         on_event = None if prepared.holds_texts else journal.on_event
