@@ -71,7 +71,7 @@ MustReview: TypeAlias = Callable[[AssistantMessage], bool]
 # REFLECT: an event that says how the run goes on, the end of the run, or None.
 Review: TypeAlias = "Callable[[Execution, Reflect], Awaitable[e.Continued | e.Accepted | StepOutcome | None]]"
 # REFLECT, before the run goes on with a note for the model: the note as it is committed, or the end of the run.
-OnContinue: TypeAlias = "Callable[[Execution, e.Continued], StepOutcome]"
+OnContinue: TypeAlias = "Callable[[Execution, e.Continued], e.Continued | StepOutcome]"
 
 
 # ACT, before any call runs: commits decisions on the open calls, and returns the calls that may run.
@@ -140,13 +140,22 @@ class Line(Value):
         return _NO_NAMES.union(*[names(config) for names in self.decided_tools]) if self.decided_tools else _NO_NAMES
 
 
-def build_line(config: EngineConfig, run: Run[Any]) -> Line:
+def build_line(execution: Execution) -> Line:
     """Return the deciders of a run, in their order at each point.
 
     It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`.
     """
+    config, run, has_spend = execution.config, execution.journal.run, execution.budget.spend is not None
     has_plans, has_reminder = config.planner is not None or run.plan is not None, bool(config.reminder or run.reminder)
-    key = config.registry.version, has_plans, has_reminder, run.header.withhold, bool(run.open), bool(run.verdict)
+    key = (
+        config.registry.version,
+        has_plans,
+        has_reminder,
+        run.header.withhold,
+        bool(run.open),
+        bool(run.verdict),
+        has_spend,
+    )
     known: Line | None = config.lines.get(key)
     if known is not None:
         return known
@@ -162,7 +171,7 @@ def build_line(config: EngineConfig, run: Run[Any]) -> Line:
     on_result = (
         (cost.add_child, True),
         (cost.bill, True),
-        (spend.count, True),
+        (spend.count, has_spend),
         (labels.add_reported, True),
         (labels.withhold_forbidden, has_guards),
         (labels.fence_result, has_guards),
@@ -210,11 +219,11 @@ def build_line(config: EngineConfig, run: Run[Any]) -> Line:
             (approvals.check_asked, True),
             (cost.reserve, True),
         ),
-        reserve_start=_used((spend.reserve, True)),
+        reserve_start=_used((spend.reserve, has_spend)),
         before_shown=_used((labels.add_reported, has_guards), (labels.withhold_forbidden, has_guards)),
         on_result=_used(*on_result),
         on_plain_result=_used(*[each for each in on_result if each[0] not in _OF_LEDGERS]),
-        on_release=_used((cost.release, True), (spend.release, True)),
+        on_release=_used((cost.release, True), (spend.release, has_spend)),
         review_results=_used(
             (limits.check_results, True),
             (judge.apply_verdict, has_judge or run.verdict),
@@ -228,9 +237,9 @@ def build_line(config: EngineConfig, run: Run[Any]) -> Line:
             (output.check_draft, has_output),
             (judge.ask_judge, has_judge),
         ),
-        on_exit=_used((spend.flush, True)),
-        describe_wait=_used((spend.describe_wait, True)),
-        after_results=loops.continue_results,
+        on_exit=_used((spend.flush, has_spend)),
+        describe_wait=_used((spend.describe_wait, has_spend)),
+        after_results=loops.note_equal_calls,
         after_draft=loops.send_back,
     )
     return line

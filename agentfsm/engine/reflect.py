@@ -25,11 +25,13 @@ async def reflect(execution: Execution, effect: Reflect, calls: ToolCalls) -> St
     for review in line.review_draft if is_draft else line.review_results:
         if (found := await review(execution, effect)) is not None:
             break
-    if isinstance(found, StepOutcome):
-        return found
-    if isinstance(found, e.Continued):
-        return (line.after_draft if is_draft else line.after_results)(execution, found)
-    return await _accept_draft(execution) if is_draft else line.after_results(execution, e.Continued())
+    if found is None and is_draft:
+        found = e.Accepted()
+    if found is None or isinstance(found, e.Continued):
+        found = (line.after_draft if is_draft else line.after_results)(execution, found or e.Continued())
+    if isinstance(found, e.Accepted):
+        return await _accept_draft(execution)
+    return found if isinstance(found, StepOutcome) else StepOutcome((found,))
 
 
 async def _accept_draft(execution: Execution, *, reread: bool = False) -> StepOutcome:

@@ -99,7 +99,7 @@ async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
     if is_suspect and journal.run.paused is None and not journal.run.is_over:
         await _commit(journal, _park(execution))
         return await journal.flush()
-    calls = ToolCalls(execution, build_line(execution.config, journal.run))
+    calls = ToolCalls(execution, build_line(execution))
     try:
         while await _run_until_limit(execution, calls, throttle):
             pass

@@ -15,7 +15,7 @@ from agentfsm.core.effects import AskModel
 from agentfsm.core.errors import LimitError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.messages import AssistantMessage, replace_surrogates
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -87,37 +87,59 @@ async def _read_error(line: Line, request: PreparedRequest, error: ModelError) -
 
 def _receive(
     line: Line, request: PreparedRequest, reply: Reply, usage: Usage, *, is_last: bool
-) -> tuple[ReceivedReply, dict[str, Any]]:
-    """Report a reply, and return it as the features of the agent leave it, with the facts for its event."""
+) -> tuple[ReceivedReply, AssistantMessage, dict[str, Any]]:
+    """Report a reply, and return it as the features of the agent leave it, its message and the facts for its event."""
     execution, journal, run = request.execution, request.execution.journal, request.execution.journal.run
-    turn, calls = run.turn + 1, 0 if is_last else len(reply.calls)
+    turn, proposed = run.turn + 1, () if is_last else reply.calls
     if journal.log.is_info_enabled:
-        journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
+        journal.log.info("turn", turn=turn, calls=len(proposed), input=usage.input_tokens, output=usage.output_tokens)
     if turn == EXPECTED_TURNS + 1:
         journal.log.warning("more_turns_than_expected", turn=turn, expected=EXPECTED_TURNS)
     if journal.on_event is not None:
         journal.on_event(UsageReported(run_id=run.id, turn=turn, usage=usage, total=run.usage + usage))
-    received = ReceivedReply(reply, is_last)
+    if reply.finish_reason is FinishReason.CONTENT_FILTER or reply.unanswered:
+        proposed = ()
+    text = replace_surrogates(reply.text)
+    received = ReceivedReply(
+        reply,
+        is_last,
+        text=text.strip() if is_last else text,
+        thinking=replace_surrogates(reply.thinking) if reply.thinking else "",
+        calls=proposed,
+        native=None if is_last or (reply.calls and not proposed) else reply.native,
+        hosted=reply.hosted,
+    )
     for decide in line.on_reply:
         decide(execution, received)
-    own = execution.config.model.name
+    calls: tuple[ToolCall, ...] = ()
+    if received.calls:
+        calls = build_calls(execution, received.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
+    message = AssistantMessage(
+        text=received.text,
+        calls=calls,
+        native=received.native,
+        thinking=received.thinking,
+        hosted=received.hosted,
+        paused=not calls and received.is_paused,
+    )
     facts: dict[str, Any] = {
+        "message": message,
         "usage": usage,
         "request": request.digest,
-        "model": "" if reply.model == own else reply.model,
+        "model": "" if reply.model == execution.config.model.name else reply.model,
         "tier": reply.tier,
         "filtered": received.filtered,
     }
-    return received, facts
+    return received, message, facts
 
 
 def _read_last_answer(
     line: Line, request: PreparedRequest, reached: e.LimitReached, reply: Reply, usage: Usage
 ) -> StepOutcome:
     """Return the end of a run after its last answer, which is in `Run.partial`. The stop reason remains the limit."""
-    received, facts = _receive(line, request, reply, usage, is_last=True)
+    received, _, facts = _receive(line, request, reply, usage, is_last=True)
     if received.text:
-        said = e.AnswerDrafted(message=_build_message(received), purpose=Purpose.LAST_ANSWER, **facts)
+        said = e.AnswerDrafted(purpose=Purpose.LAST_ANSWER, **facts)
         return end_after_last_answer(request.execution, reached, "its last answer is in run.partial", said)
     text = "the last reply said nothing"
     silent = e.ModelFaltered(error=text, usage=usage, request=request.digest, purpose=Purpose.LAST_ANSWER)
@@ -127,19 +149,17 @@ def _read_last_answer(
 def _read_reply(line: Line, request: PreparedRequest, reply: Reply, usage: Usage) -> StepOutcome:
     """Return the outcome of a reply: calls, an answer, or an unusable answer."""
     execution, log = request.execution, request.execution.journal.log
-    received, facts = _receive(line, request, reply, usage, is_last=False)
+    received, message, facts = _receive(line, request, reply, usage, is_last=False)
     if reply.served_model:
         asked = reply.model or execution.config.model.name
         facts["served_model"] = served = find_other_model(asked, reply.served_model)
         if served:
             log.warning("other_model", asked=asked, served=served)
-    if received.calls:
-        calls = build_calls(execution, received.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
-        if repaired := [call.id for call in calls if call.repaired is not None]:
+    if message.calls:
+        if repaired := [call.id for call in message.calls if call.repaired is not None]:
             log.warning("arguments_repaired", calls=", ".join(repaired))
-        return StepOutcome((e.ToolsChosen(message=_build_message(received, calls), **facts),))
-    message = _build_message(received)
-    draft = partial(e.AnswerDrafted, message=message, **facts)
+        return StepOutcome((e.ToolsChosen(**facts),))
+    draft = partial(e.AnswerDrafted, **facts)
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
         is_empty = not (message.text.strip() or message.hosted)
@@ -147,24 +167,13 @@ def _read_reply(line: Line, request: PreparedRequest, reply: Reply, usage: Usage
         return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
     if received.refusal:
         return fail(execution, StopReason.GUARD, f"the answer is withheld by the rule {received.refusal}", draft())
-    if message.paused or any(must_review(message) for must_review in line.must_review):
+    if message.paused or (line.must_review and any(must_review(message) for must_review in line.must_review)):
         return StepOutcome((draft(),))
 
     async def review() -> StepOutcome:
         return StepOutcome((draft(),))
 
-    return StepOutcome((e.AnswerGiven(message=message, **facts),), otherwise=review)
-
-
-def _build_message(received: ReceivedReply, calls: tuple[ToolCall, ...] = ()) -> AssistantMessage:
-    return AssistantMessage(
-        text=received.text,
-        calls=calls,
-        native=received.native,
-        thinking=received.thinking,
-        hosted=received.hosted,
-        paused=not calls and received.is_paused,
-    )
+    return StepOutcome((e.AnswerGiven(**facts),), otherwise=review)
 
 
 async def _ask_with_eager_calls(request: PreparedRequest, calls: ToolCalls) -> StepOutcome:

@@ -12,10 +12,15 @@ from agentfsm import Agent, AnswerCache, tool
 from agentfsm.core import events as e
 from agentfsm.engine import line as lines
 from agentfsm.engine import step
+from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
+from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.guards import Guard
 from agentfsm.planning import Planner
+from agentfsm.ports import Lease
+from agentfsm.streaming.log import RunLogger
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tokens.ledger import TokenLedger
 
 ENGINE = Path(agentfsm.engine.__file__).parent
 HANDLERS = ["observe.py", "think.py", "act.py", "reflect.py", "step.py"]
@@ -36,8 +41,8 @@ async def curfew(request):
 async def test_a_feature_is_added_by_one_row(monkeypatch):
     """It takes part before the request, in the place of its row, and its decision is in the journal."""
 
-    def build(config, run):
-        line = build_line(config, run)
+    def build(execution):
+        line = build_line(execution)
         return attrs.evolve(line, before_request=(curfew, *line.before_request))
 
     build_line = lines.build_line
@@ -50,8 +55,10 @@ async def test_a_feature_is_added_by_one_row(monkeypatch):
 
 def points(agent):
     """Return the features of an agent, by point."""
-    run = agent.start("go")
-    line = lines.build_line(agent.driver.config, run)
+    config, run = agent.driver.config, agent.start("go")
+    unowned = Lease(run_id=run.id, token=0, version=0)
+    journal = Journal(store=agent.store, lease=unowned, run=run, clock=config.clock, log=RunLogger(run.id, ""))
+    line = lines.build_line(build_execution(config, journal, TokenLedger(), ExecutionOptions()))
     functions = {name: getattr(line, name) for name in attrs.fields_dict(lines.Line)}
     return {
         name: [function.__module__.rpartition(".")[2] for function in each]
@@ -94,7 +101,7 @@ def test_the_order_of_all_features():
     ]
     assert found["open_calls"] == ["limits", "guards", "approvals"]
     assert found["before_start"] == ["guards", "approvals", "approvals", "cost"]
-    assert found["on_result"] == ["cost", "cost", "spend", "labels", "labels", "labels", "approvals", "plans"]
+    assert found["on_result"] == ["cost", "cost", "labels", "labels", "labels", "approvals", "plans"]
     assert found["review_draft"] == ["labels", "output"]
 
 

@@ -42,10 +42,9 @@ def label_hosted(execution: Execution, received: ReceivedReply) -> None:
 
 def list_call_labels(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
     """Return the labels of a call that was tried: those of its tool, and `untrusted` if a guard distrusts that."""
-    labels, guards = tool.list_labels(call) if tool.labels else (), execution.config.guards
-    if guards and any(guard.distrusts(tool.traits) for guard in guards):
-        return join_labels(labels, (Label.UNTRUSTED,))
-    return labels
+    labels = tool.list_labels(call)
+    is_distrusted = any(guard.distrusts(tool.traits) for guard in execution.config.guards)
+    return join_labels(labels, (Label.UNTRUSTED,)) if is_distrusted else labels
 
 
 def add_reported(_execution: Execution, ended: EndedCall) -> None:

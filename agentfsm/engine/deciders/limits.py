@@ -43,10 +43,7 @@ async def check_before_request(request: PreparedRequest) -> StepOutcome | None:
 async def admit_calls(calls: OpenCalls, ready: Sequence[ToolCall]) -> Sequence[ToolCall]:
     """Refuse the open calls for which the budget has none left, before a person is asked about them."""
     execution, run, budget = calls.execution, calls.execution.journal.run, calls.execution.budget
-    is_new = len(ready) == len(run.open)  # as in most turns
-    refused = budget.admit_calls(
-        run.open if is_new else [entry for entry in run.open if entry.phase is not Phase.FINISHED]
-    )
+    refused = budget.admit_calls([entry for entry in run.open if entry.phase is not Phase.FINISHED])
     if refused:
         text = budget.format_refusal()
         results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in refused]

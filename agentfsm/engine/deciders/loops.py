@@ -33,33 +33,25 @@ _EQUAL_CALLS_NOTE: Final = (
 _LOOP_STOP_NOTE: Final = "You are repeating yourself: {loop}."
 
 
-def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
-    run = execution.journal.run
-    return (
-        None
-        if run.turn < loop_detection.MIN_REPEATS
-        else loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
-    )
-
-
 async def review_calls(execution: Execution, _effect: Reflect) -> StepOutcome | None:
     """Return the warning of calls that repeat themselves, or the end of the run."""
-    loop = _find_loop(execution)
-    return None if loop is None else _warn_of_loop(execution, loop, _note_equal_calls(execution, e.Continued()))
+    run = execution.journal.run
+    if run.turn < loop_detection.MIN_REPEATS:
+        return None
+    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
+    return None if loop is None else _warn_of_loop(execution, loop, note_equal_calls(execution, e.Continued()))
 
 
-def continue_results(execution: Execution, note: e.Continued) -> StepOutcome:
-    """Return how the run goes on after results, with a note on equal calls."""
-    return StepOutcome((_note_equal_calls(execution, note),))
-
-
-def send_back(execution: Execution, note: e.Continued) -> StepOutcome:
+def send_back(execution: Execution, note: e.Continued) -> e.Continued | StepOutcome:
     """Return an objection to a draft, with a warning if the same draft was given before."""
-    loop = None if note.asks else _find_loop(execution)  # a person reviews the next step
-    return StepOutcome((note,)) if loop is None else _warn_of_loop(execution, loop, note)
+    run = execution.journal.run
+    if note.asks or run.turn < loop_detection.MIN_REPEATS:  # a person reviews the next step
+        return note
+    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
+    return note if loop is None else _warn_of_loop(execution, loop, note)
 
 
-def _note_equal_calls(execution: Execution, note: e.Continued) -> e.Continued:
+def note_equal_calls(execution: Execution, note: e.Continued) -> e.Continued:
     """Add to a note that the reply called tools that are not read-only several times with equal arguments.
 
     The calls run, since that may be meant: two payments of the same amount need not be a mistake.

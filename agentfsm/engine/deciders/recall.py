@@ -11,6 +11,7 @@ from agentfsm.core.window_layers import TaskKind, WindowDemand
 from agentfsm.engine.deciders.spend import count_usage
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.memory_items import Recall
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
@@ -55,7 +56,7 @@ async def recall(request: PreparedRequest) -> StepOutcome | None:
 
 def _measure_demand(request: PreparedRequest) -> WindowDemand:
     """Return what the next request needs of the window, beside messages and recalled items."""
-    execution, view = request.execution, request.view
+    execution, view = request.execution, build_view(request.execution)
     config, run, counter = execution.config, execution.journal.run, execution.ledger.counter
     is_chosen = run.offered is not None or not config.selector.wants(len(config.registry))
     unit = BYTES_PER_TOKEN if counter is BYTE_COUNTER else 1

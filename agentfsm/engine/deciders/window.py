@@ -41,8 +41,11 @@ REASON_CHARS: Final = 200
 
 
 async def make_room(request: PreparedRequest) -> StepOutcome | None:
-    """Return the event that makes room in the context window; None if there is enough room, or no more can be made."""
-    view = request.view
+    """Build the view of a request, and return the event that makes room for it in the context window.
+
+    None if there is enough room, or no more can be made.
+    """
+    request.view = view = build_view(request.execution)
     execution, run, tally = view.execution, view.run, view.execution.ledger
     share, tally.overhead_tokens = execution.config.context.share, view.measure_overhead()
     while not tally.update(run, BATCH_MESSAGES):

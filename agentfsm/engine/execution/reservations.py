@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from agentfsm.engine.execution.budget import PriceFunction, Reservation
 from agentfsm.engine.execution.spend_windows import FullWindow
 
 if TYPE_CHECKING:
-    from agentfsm.core.usage import Purpose, Usage
+    from agentfsm.core.usage import Usage
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.run_spend import SpendReservation
 
 
-class RequestReservation(NamedTuple):
-    """What is reserved for one request."""
-
-    granted: int
-    """Permitted tokens of the answer."""
-
-    held: Reservation
-    """Reservation in the budget."""
-
-    spend: SpendReservation | None = None
-    """Reservation in spending limits; None without such limits."""
+# What is reserved for one request: the permitted tokens of the answer, the reservation in the budget, and that in
+# spending limits, None without such limits. A plain tuple, since each turn makes one.
+RequestReservation: TypeAlias = "tuple[int, Reservation, SpendReservation | None]"
 
 
 async def reserve_request(
@@ -42,7 +34,7 @@ async def reserve_request(
     while True:
         granted, held = await budget.reserve(asked, wanted, longest, price, least)
         if spend is None:
-            return RequestReservation(granted, held)
+            return granted, held, None
         try:
             cost = budget.build_cost_function(asked, longest, price)
             reserved = await spend.reserve(cost, granted, longest if granted == wanted else granted, least, full)
@@ -50,7 +42,7 @@ async def reserve_request(
             budget.give_back(held)
             raise
         if not isinstance(reserved, FullWindow):
-            return RequestReservation(reserved.granted, held, reserved)
+            return reserved.granted, held, reserved
         full = reserved
         budget.give_back(held)
         await spend.wait_for_room(full)
@@ -58,23 +50,13 @@ async def reserve_request(
 
 def give_request_back(execution: Execution, reserved: RequestReservation) -> None:
     """Remove the reservations of a request that was not sent."""
-    execution.budget.give_back(reserved.held)
-    if reserved.spend is not None and execution.budget.spend is not None:
-        execution.budget.spend.give_back(reserved.spend)
+    _, held, reserved_spend = reserved
+    execution.budget.give_back(held)
+    if reserved_spend is not None and execution.budget.spend is not None:
+        execution.budget.spend.give_back(reserved_spend)
 
 
-async def settle_request(
-    execution: Execution, reserved: RequestReservation, usage: Usage, paid: Usage | None, purpose: Purpose | None = None
-) -> None:
-    """Replace the reservations of a request by its actual cost.
-
-    Args:
-        execution: The execution that pays.
-        reserved: The reservations.
-        usage: Usage that is not in the journal yet.
-        paid: Usage that counts in spending limits; None if it is unknown: the reserved amount counts.
-        purpose: Purpose of a side request; None for a turn.
-    """
-    execution.budget.settle(reserved.held, usage, purpose)
-    if reserved.spend is not None and execution.budget.spend is not None:
-        await execution.budget.spend.settle(reserved.spend, paid)
+async def settle_spend(execution: Execution, reserved_spend: SpendReservation, paid: Usage | None) -> None:
+    """Replace the reservation of a request in spending limits; None: its usage is unknown, so that all of it counts."""
+    if execution.budget.spend is not None:
+        await execution.budget.spend.settle(reserved_spend, paid)

@@ -33,29 +33,20 @@ class ReceivedReply:
     is_last: bool
     """Whether it is the last answer of a run that a limit has stopped."""
 
-    text: str = attrs.field(init=False)
-    thinking: str = attrs.field(init=False)
-    calls: tuple[ProposedCall, ...] = attrs.field(init=False)
+    text: str
+    thinking: str
+    calls: tuple[ProposedCall, ...]
     """Proposed calls that are run; none of an incomplete reply or of a last answer."""
 
-    native: NativeReply | None = attrs.field(init=False)
+    native: NativeReply | None
     """Content that the provider expects back; None without the calls that it belongs to."""
 
-    hosted: HostedContent | None = attrs.field(init=False)
+    hosted: HostedContent | None
     filtered: tuple[str, ...] = ()
     """Decisions that changed the texts, for the journal."""
 
     refusal: str = ""
     """Decision that withheld the answer, so that the run ends; empty if none did."""
-
-    def __attrs_post_init__(self) -> None:
-        reply = self.reply
-        self.text = replace_surrogates(reply.text).strip() if self.is_last else replace_surrogates(reply.text)
-        self.thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
-        is_cut = reply.finish_reason is FinishReason.CONTENT_FILTER or reply.unanswered
-        self.calls = () if is_cut or self.is_last else reply.calls
-        self.native = None if self.is_last or (reply.calls and not self.calls) else reply.native
-        self.hosted = reply.hosted
 
     @property
     def is_paused(self) -> bool:

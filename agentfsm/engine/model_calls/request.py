@@ -27,10 +27,9 @@ from agentfsm.engine.execution.reservations import (
     RequestReservation,
     give_request_back,
     reserve_request,
-    settle_request,
+    settle_spend,
 )
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
-from agentfsm.engine.model_calls.view import View, build_view
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
+    from agentfsm.engine.model_calls.view import View
     from agentfsm.ports.model import Model
 
 # Finish reasons of incomplete answers that a retry would not improve.
@@ -67,7 +67,8 @@ class PreparedRequest:
     digest: str = ""
     """Hash of the request, for the journal; empty until it is sent."""
 
-    _view: View | None = None
+    view: View = attrs.field(init=False)
+    """All that the request shows the model; set by the last decider before it is sent."""
 
     tier: TierChoice | None = None
     """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
@@ -77,13 +78,6 @@ class PreparedRequest:
 
     counted_tokens: int = 0
     """Tokens of the request as they were counted, without corrections."""
-
-    @property
-    def view(self) -> View:
-        """All that the request shows the model, as it is when this is first read."""
-        if self._view is None:
-            self._view = build_view(self.execution)
-        return self._view
 
     @property
     def is_streamed(self) -> bool:
@@ -194,10 +188,10 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
     drive, engine, view = prepared.execution, prepared.execution.config, prepared.view
     wanted = view.settings.max_tokens or ANSWER_TOKENS
-    reserved, is_first = await _reserve(prepared, view.settings, wanted)
+    (granted, held, held_spend), is_first = await _reserve(prepared, view.settings, wanted)
     usage, paid = None, None
     try:
-        cap = reserved.granted if reserved.granted < wanted else None
+        cap = granted if granted < wanted else None
         request = view.render(prepared.effect.messages, cap_tokens=cap, is_plain=prepared.is_plain, tier=prepared.tier)
         receive = None if receiver is None else receiver.receive
         if engine.tracer is None:
@@ -228,7 +222,9 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             engine.billed.end_first()
         if receiver is not None:
             receiver.is_closed = True
-        await settle_request(drive, reserved, usage or NO_USAGE, paid)
+        drive.budget.settle(held, usage or NO_USAGE)
+        if held_spend is not None:
+            await settle_spend(drive, held_spend, paid)
 
 
 def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:

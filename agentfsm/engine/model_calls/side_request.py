@@ -9,7 +9,7 @@ from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.cost import SideSpending
-from agentfsm.engine.execution.reservations import reserve_request, settle_request
+from agentfsm.engine.execution.reservations import reserve_request, settle_spend
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
@@ -49,7 +49,9 @@ async def send_side_request(
     who = engine.model if model is None else model
     try:
         corrected = find_billed_excess(who).correct(asked)
-        reserved = await reserve_request(execution, corrected, max_tokens, max_tokens, partial(calculate_usd, who))
+        granted, held, held_spend = await reserve_request(
+            execution, corrected, max_tokens, max_tokens, partial(calculate_usd, who)
+        )
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage, paid, name = None, None, who.name
@@ -57,7 +59,7 @@ async def send_side_request(
         request = Request(
             instructions=instructions,
             messages=(UserMessage(parts=(TextPart(text=question),)),),
-            settings=engine.side_request_settings(execution.journal.run, reserved.granted, own=model is None),
+            settings=engine.side_request_settings(execution.journal.run, granted, own=model is None),
             output=output,
             timeout_s=engine.limits.model_timeout_s,
             purpose=spending.purpose,
@@ -82,4 +84,6 @@ async def send_side_request(
         return reply.text, usage
     finally:
         spending.add(name, usage or Usage())
-        await settle_request(execution, reserved, usage or Usage(), paid, spending.purpose)
+        execution.budget.settle(held, usage or Usage(), spending.purpose)
+        if held_spend is not None:
+            await settle_spend(execution, held_spend, paid)

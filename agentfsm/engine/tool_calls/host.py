@@ -83,7 +83,7 @@ class RunHost(OpenCalls):
 
     def list_labels(self, tool: Tool[..., Any], call: ToolCall) -> tuple[Label, ...]:
         """Return the labels of a call that was tried, with those that guards add."""
-        return list_call_labels(self.execution, tool, call)
+        return list_call_labels(self.execution, tool, call) if tool.labels or self.execution.config.guards else ()
 
     def mask_error(self, text: str) -> str:
         """Return the text of a tool's error without secrets, those that guards know among them."""
@@ -177,8 +177,9 @@ class RunHost(OpenCalls):
         A call with possible effects does not start before the record is durable, nor one that was decided on before
         the decision is.
         """
-        execution, journal, ledger = self.execution, self.execution.journal, self.ledgers.get(call.id)
-        is_decided = tool.name in self.line.list_decided_tools(execution.config)
+        execution, journal = self.execution, self.execution.journal
+        ledger = self.ledgers.get(call.id) if self.ledgers else None
+        is_decided = self.line.decided_tools and tool.name in self.line.list_decided_tools(execution.config)
         read_only, is_agent = tool.read_only, tool.kind is ToolKind.AGENT  # whose run must not exist without a record
         is_known = ledger is not None and ledger.has_started
         granted = ledger is not None and ledger.approval is not None
