@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -76,8 +77,8 @@ ASKED: dict[str, Any] = {
 
 def test_every_method_that_takes_an_id_is_asked():
     """A new one is checked here, too."""
-    public = [name for name in vars(Agent) if not name.startswith("_") and callable(vars(Agent)[name])]
-    assert {name for name in public if "run_id" in vars(Agent)[name].__code__.co_varnames[:2]} == ASKED.keys()
+    public = [(name, method) for name, method in inspect.getmembers(Agent, inspect.isfunction) if name[0] != "_"]
+    assert {name for name, method in public if "run_id" in method.__code__.co_varnames[:2]} == ASKED.keys()
 
 
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)

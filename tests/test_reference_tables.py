@@ -98,7 +98,7 @@ def parameters(function, *but):
 
 def methods(kind):
     """Return the names of the public methods of a class."""
-    return [name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")]
+    return [name for name in dir(kind) if callable(getattr(kind, name)) and not name.startswith("_")]
 
 
 def constructors(kind):

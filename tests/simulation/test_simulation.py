@@ -33,6 +33,7 @@ from agentfsm.engine import stop_requests
 from agentfsm.engine.deciders import approvals
 from agentfsm.engine.execution import unattended
 from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.tool_calls import host
 from agentfsm.engine.tool_calls.host import RunHost
 from agentfsm.stores import memory
 from agentfsm.stores.memory import MemoryStore
@@ -140,10 +141,10 @@ def test_the_dice_throw_everything():
 def drop_the_intent(patch: Any) -> None:
     """A call that may not be repeated begins without a word in the journal."""
 
-    async def starting(host: RunHost, call: Any, _tool: Any) -> None:
-        facts, taken = host._spend_decision(call.id)
+    async def starting(own: RunHost, call: Any, _tool: Any) -> None:
+        facts, taken = approvals.consume_decision(own.execution, own.ledgers.get(call.id), call.id)
         if facts:
-            host.execution.journal.commit(*facts, taken=taken)
+            own.execution.journal.commit(*facts, taken=taken)
 
     patch.setattr(RunHost, "on_start", starting)
 
@@ -177,25 +178,26 @@ def forget_a_sibling(patch: Any) -> None:
     """A result is lost once, while a call beside it is still open."""
     finished, lost = RunHost.on_result, set()
 
-    def finish(host: RunHost, result: Any) -> None:
-        which = here.get(), host.execution.journal.run.id, result.call_id
-        if host.held_records is None and host.execution.unfinished_calls > 1 and which not in lost:
+    def finish(own: RunHost, result: Any) -> None:
+        which = here.get(), own.execution.journal.run.id, result.call_id
+        if getattr(own, "held_records", None) is None and own.unfinished > 1 and which not in lost:
             lost.add(which)
         else:
-            finished(host, result)
+            finished(own, result)
 
     patch.setattr(RunHost, "on_result", finish)
 
 
 def spend_a_yes_twice(patch: Any) -> None:
     """A yes stays in the inbox, and lets a call run that was lost."""
-    lets_run, spent = approvals._permits_run, RunHost._spend_decision
+    lets_run, consume = approvals._permits_run, approvals.consume_decision
 
     def let_run(engine: Any, entry: Any, row: Any) -> bool:
         return lets_run(engine, entry, row) or (isinstance(row.item, Approve) and entry.phase is Phase.OUTCOME_UNKNOWN)
 
     patch.setattr(approvals, "_permits_run", let_run)
-    patch.setattr(RunHost, "_spend_decision", lambda host, call_id: (spent(host, call_id)[0], []))
+    for place in (approvals, host):
+        patch.setattr(place, "consume_decision", lambda *args: (consume(*args)[0], []))
 
 
 def ignore_expiry(patch: Any) -> None:
