@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
-from agentfsm._lib.concurrency import in_copied_context
+from agentfsm._lib.concurrency import drive
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.run_facts import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id
@@ -100,7 +100,7 @@ def outside_calls(work: Awaitable[T]) -> Awaitable[T]:
         return work
     context = copy_context()
     context.run(executing_call.set, None)
-    return in_copied_context(work, context=context)
+    return drive(work, context=context)
 
 
 def report_read_run(run: Run[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -20,7 +20,7 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm._lib.concurrency import (
-    in_copied_context,
+    drive,
     is_foreign_cancellation,
     make_waker,
     start_in_thread,
@@ -261,7 +261,7 @@ class ToolJob:
     refusal: CallOutcome | None = None
     """Reason why the call is not run, if that is known before; None if it may run."""
 
-    on_started: Callable[[], object] = lambda: None
+    on_started: Callable[[], object] | None = None
     """Called when the tool starts."""
 
     started_at: float = 0.0
@@ -289,11 +289,6 @@ class ToolJob:
         """Usual seconds of a call, if the tool declares them."""
         return None if self.tool is None else self.tool.estimate_s
 
-    def start_permits(self) -> None:
-        """Record that the tool starts, so that rate limits count the call from now on."""
-        for limiter, permit in zip(self.limiters, self.permits, strict=True):
-            limiter.start(permit)
-
     def bind(self, tool: Tool[..., Any]) -> BoundArguments:
         """Return the bound arguments, parsed once and valid for the schema. The `validate` rule is checked later.
 
@@ -312,7 +307,7 @@ class ToolJob:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ToolDispatcher:
-    """Runs single calls."""
+    """Decides whether calls may run, and holds the settings and counts of the queue that they run with."""
 
     registry: ToolRegistry
     host: QueueHost
@@ -331,10 +326,8 @@ class ToolDispatcher:
     on_event: Callable[[StreamEvent], None] | None
     """Function that receives progress events; None without a listener."""
 
-    async def run_call(self, job: ToolJob) -> CallOutcome | None:
-        """Run a call and return its outcome; None if it gets no result now, because it broke off.
-
-        If `job.announced_attempts` is 0 then, the call was refused.
+    async def admit(self, job: ToolJob) -> CallOutcome | AdmittedCall:
+        """Check a call. Return it ready to run, or its outcome if it is refused.
 
         Raises:
             CallPaused: if it waits for external input.
@@ -375,152 +368,139 @@ class ToolDispatcher:
         ticket = tool.breaker.admit(self.clock.monotonic())
         if not isinstance(ticket, Ticket):
             return failed_outcome(result_text.circuit_open_text(tool, ticket), ErrorType.CIRCUIT_OPEN, retryable=True)
-        try:
-            job.announced_attempts = 1
-            await self.host.on_start(call, tool)
-            job.on_started()
-            end = await self._run_within_timeout(job, tool, bound, timeout_s)
-        except BaseException:
-            tool.breaker.discard(ticket)
-            raise
-        if end is None or job.broke_off or (end.error_type in _BREAKER_ERRORS and tool.sandbox is None):
-            tool.breaker.record_failure(ticket, self.clock.monotonic())
-        else:
-            tool.breaker.record_success(ticket)
-        return end
-
-    async def _run_within_timeout(
-        self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
-    ) -> CallOutcome | None:
-        if job.permits:
-            job.start_permits()
-        scope = anyio.CancelScope()
-        # A call can be cancelled only when it waits, so the timer is set then: a call that never waits pays for none.
-        tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)
-        end: CallOutcome | None = None
-        with scope:
-            if self.host.activate_span is None:
-                end = await tries.run()
-            else:
-                with self.host.activate_span(job.call):
-                    end = await tries.run()
-        if scope.cancelled_caught:
-            text = result_text.timeout_text(tool, timeout_s)
-            end = CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)
-        if tool.kind is ToolKind.AGENT and end is not None and end.child is None:
-            return await self.host.end_interrupted_child(job.call, tool, end)
-        return end
-
-    def claim_retry(self, tool: Tool[..., Any], error: BaseException, attempt: int, *, rate_limited: bool) -> bool:
-        """Return whether a call may be retried after a transient failure; count the retry if so.
-
-        The policy of the tool has allowed it already for a call that broke off.
-        """
-        if not tool.repeatable and not isinstance(error, RefusedError | OutcomeUnknownError):
-            return False
-        if rate_limited and attempt > RATE_LIMIT_RETRIES:
-            return False
-        own = self.retries.get(tool.name, 0)
-        if own >= self.retries_per_tool or sum(self.retries.values()) >= self.retries_per_run:
-            return False
-        self.retries[tool.name] = own + 1
-        return True
+        return AdmittedCall(self, job, tool, bound, timeout_s, ticket)
 
 
 # Errors that suggest that the service is down; wrong arguments, bugs and refusals do not. A function in a sandbox has
 # none: the time of one call says nothing of the next. The death of its process counts, as that of any executor.
 _BREAKER_ERRORS: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
+# In place of the span of a call that is not traced.
+_NO_SPAN: Final = nullcontext()
 
 
 @attrs.define(eq=False, repr=False)
-class _RetryLoop:
-    """The attempts at one call."""
+class AdmittedCall:
+    """A call that has passed all checks. It has to be run at once, since it holds a ticket of the circuit breaker."""
 
     dispatcher: ToolDispatcher
     job: ToolJob
     tool: Tool[..., Any]
     bound: BoundArguments
     timeout_s: float
-    scope: anyio.CancelScope
-    current_time: Callable[[], float]
-    """Function that returns the event loop's time."""
+    """Seconds for all attempts, without the grace of the tool."""
 
-    _run_context: RunContext[Any] | None = None
+    ticket: Ticket
+    """Ticket of the tool's circuit breaker."""
+
+    _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
+    """Cancels the call when its time is over. The deadline is set when the function first waits, since only then it can
+    be cancelled: a call that never waits pays for no timer.
+    """
+
+    _run_context: RunContext[Any] | None = attrs.field(default=None, init=False)
     """Context of the current attempt, if the tool takes one."""
 
-    _executing: ExecutingCall | None = None
-    """The current attempt, for the runs that the function starts."""
-
-    _open_stops: int = 0
+    _open_stops: int = attrs.field(default=0, init=False)
     """Number of blocks in progress that stop the timer."""
 
-    _time_left_s: float = 0.0
+    _time_left_s: float = attrs.field(default=0.0, init=False)
     """Seconds that the timer had left when it was stopped."""
 
     async def run(self) -> CallOutcome | None:
-        """Make attempts until there is a result, or no retry is left; None if there is no result now."""
-        while True:
-            end = await self._call_tool()
-            if end is None or isinstance(end, CallOutcome):
-                return end
-            await anyio.sleep(end)
-            self.job.announced_attempts += 1
-            await self.dispatcher.host.on_start(self.job.call, self.tool)  # the run may have a new owner
+        """Call the function until there is a result, no retry is left, or the time is over.
 
-    def start_timer(self) -> None:
+        Return None if there is no result now, because the call broke off and a person has to find out its outcome.
+
+        Raises:
+            CallPaused: if the call waits for external input.
+        """
+        job, tool, (args, kwargs) = self.job, self.tool, self.bound
+        host, breaker = self.dispatcher.host, tool.breaker
+        outcome: CallOutcome | None = None
+        try:
+            job.announced_attempts = 1
+            await host.on_start(job.call, tool)
+            if job.on_started is not None:
+                job.on_started()
+            for limiter, permit in zip(job.limiters, job.permits, strict=True):
+                limiter.start(permit)  # a rate limit counts the call from now on
+            with self._scope, _NO_SPAN if host.activate_span is None else host.activate_span(job.call):
+                while True:
+                    executing: ExecutingCall | None = None
+                    value: Any
+                    try:
+                        given = (self._next_context(), *args) if tool.takes_context else args
+                        job.attempts += 1
+                        context = copy_context()
+                        if tool.sandbox is None and (executing := host.begin_attempt(job.call)) is not None:
+                            context.run(executing_call.set, executing)
+                        if tool.sandbox is not None:
+                            sandboxed = tool.sandbox.run(tool.function, given, kwargs)
+                            value = await drive(sandboxed, self._start_timer, context=context)
+                        elif tool.is_async:
+                            value = await drive(tool.function(*given, **kwargs), self._start_timer, context=context)
+                            # A returned coroutine that is not awaited has not run, but would be reported as done.
+                            if type(value) is CoroutineType:
+                                value = await drive(value, self._start_timer, context=context)
+                        else:
+                            value = await self._run_in_thread(partial(tool.function, *given, **kwargs), context)
+                    except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
+                        end = self._mask(await self._handle_exception(_unwrap_group(error)))
+                    else:
+                        if type(value) is ToolReturn:
+                            end = _read_returned(value)
+                        elif type(value) is SandboxOutcome and value.end is not SandboxEnd.DONE:
+                            end = self._mask(await self._handle_sandbox_failure(value))
+                        else:
+                            level = ""
+                            if type(value) is SandboxOutcome:
+                                value, level = value.value, value.level
+                            if type(value) is str and value[CHUNK_CHARS:]:  # unchanged: the queue has a thread for it
+                                end = CallOutcome(Outcome.DONE, value, sandbox=level)
+                            else:
+                                text, parts = result_text.render_result(value, tool)
+                                end = CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
+                    finally:
+                        if executing is not None and job.abandoned_thread is None:
+                            executing.is_over = True
+                    if end is None or isinstance(end, CallOutcome):
+                        outcome = end
+                        break
+                    await anyio.sleep(end)
+                    job.announced_attempts += 1
+                    await host.on_start(job.call, tool)  # the run may have a new owner
+            if self._scope.cancelled_caught:
+                text = result_text.timeout_text(tool, self.timeout_s)
+                outcome = CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)
+            if tool.kind is ToolKind.AGENT and outcome is not None and outcome.child is None:
+                outcome = await host.end_interrupted_child(job.call, tool, outcome)
+        except BaseException:
+            breaker.discard(self.ticket)
+            raise
+        if outcome is None or job.broke_off or (outcome.error_type in _BREAKER_ERRORS and tool.sandbox is None):
+            breaker.record_failure(self.ticket, self.dispatcher.clock.monotonic())
+        else:
+            breaker.record_success(self.ticket)
+        return outcome
+
+    def _start_timer(self) -> None:
         """Set the deadline, once."""
-        if self.scope.deadline == float("inf"):
-            self.scope.deadline = self.current_time() + self.timeout_s + self.tool.grace_s
+        if self._scope.deadline == float("inf"):
+            self._scope.deadline = anyio.current_time() + self.timeout_s + self.tool.grace_s
 
     @contextmanager
     def _stop_timer(self) -> Iterator[None]:
         """Stop the timer of the call while a person is asked. Blocks may overlap."""
-        self.start_timer()
+        self._start_timer()
         if not self._open_stops:
-            self._time_left_s, self.scope.deadline = self.scope.deadline - self.current_time(), float("inf")
+            self._time_left_s, self._scope.deadline = self._scope.deadline - anyio.current_time(), float("inf")
         self._open_stops += 1
         try:
             yield
         finally:
             self._open_stops -= 1
             if not self._open_stops:
-                self.scope.deadline = self.current_time() + self._time_left_s
-
-    async def _call_tool(self) -> CallOutcome | float | None:
-        """Call the tool once. Return the outcome, or the seconds to wait before the next attempt; None for neither."""
-        job, tool, (args, kwargs) = self.job, self.tool, self.bound
-        try:
-            if tool.takes_context:
-                args = (self._next_context(), *args)
-            job.attempts += 1
-            value: Any
-            if tool.sandbox is not None:
-                value = await in_copied_context(tool.sandbox.run(tool.function, args, kwargs), self.start_timer)
-            else:
-                context = copy_context()
-                self._executing = self.dispatcher.host.begin_attempt(job.call)
-                if self._executing is not None:
-                    context.run(executing_call.set, self._executing)
-                if tool.is_async:
-                    value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer, context=context)
-                    # A returned coroutine that is not awaited has not run, but would be reported as done.
-                    if type(value) is CoroutineType:
-                        value = await in_copied_context(value, self.start_timer, context=context)
-                else:
-                    value = await self._run_in_thread(partial(tool.function, *args, **kwargs), context)
-        except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
-            return self._mask(await self._handle_exception(_unwrap_group(error)))
-        finally:
-            if self._executing is not None and job.abandoned_thread is None:
-                self._executing.is_over = True
-        if type(value) is ToolReturn:
-            return _read_returned(value)
-        if type(value) is SandboxOutcome:
-            return self._mask(await self._read_sandboxed(value))
-        # Nearly all results are short, so they do not pay the call of `_render`.
-        is_short = type(value) is not str or not value[CHUNK_CHARS:]
-        text, parts = (result_text.render_result if is_short else _render)(value, tool)
-        return CallOutcome(Outcome.DONE, text, parts=parts)
+                self._scope.deadline = anyio.current_time() + self._time_left_s
 
     def _mask(self, end: CallOutcome | float | None) -> CallOutcome | float | None:
         """Return the outcome of an attempt that failed, without secrets in its text."""
@@ -528,12 +508,9 @@ class _RetryLoop:
             return end
         return end._replace(text=self.dispatcher.host.mask_error(end.text))
 
-    async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
-        """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
+    async def _handle_sandbox_failure(self, ended: SandboxOutcome) -> CallOutcome | float | None:
+        """Return the outcome of a call that did not end well in its sandbox, the seconds to wait, or None."""
         tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
-        if ended.end is SandboxEnd.DONE:
-            text, parts = _render(ended.value, tool)
-            return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
         if ended.end is SandboxEnd.LOST:
@@ -572,9 +549,7 @@ class _RetryLoop:
             text, kind = result_text.failure_text(error, tool), ErrorType.TOOL
             return failed_outcome(text, kind, retryable=tool.read_only)
         wait_s = passing.retry_after_s if passing.retry_after_s is not None else RETRY_WAIT_S * self.job.attempts
-        if self._has_time(wait_s) and self.dispatcher.claim_retry(
-            tool, error, self.job.attempts, rate_limited=passing.rate_limited
-        ):
+        if self._claim_retry(error, wait_s, rate_limited=passing.rate_limited):
             return wait_s
         if not isinstance(error, RefusedError):
             self.dispatcher.host.on_tool_error(self.job.call, error)
@@ -591,20 +566,18 @@ class _RetryLoop:
         return isinstance(error, CallPaused | KeyboardInterrupt)
 
     def _next_context(self) -> RunContext[Any]:
+        """Return the context of the next attempt. Its progress callbacks work until the call is cancelled."""
         if self._run_context is not None:
             self._run_context = attrs.evolve(self._run_context, attempt=self._run_context.attempt + 1)
             return self._run_context
+        call, on_event = self.job.call, self.dispatcher.on_event
         deadline = self.dispatcher.clock.now() + self.timeout_s
-        known = self.dispatcher.host.build_context(self.job.call, self.tool, deadline)
+        known = self._run_context = self.dispatcher.host.build_context(call, self.tool, deadline)
         if known.attendance is not None:
-            known = attrs.evolve(known, attendance=known.attendance.with_clock(self._stop_timer))
-        on_event = self.dispatcher.on_event
-        self._run_context = known if on_event is None else self._report_events(known, on_event)
-        return self._run_context
-
-    def _report_events(self, known: RunContext[Any], on_event: Callable[[StreamEvent], None]) -> RunContext[Any]:
-        """Return the context with progress callbacks that work until the call is cancelled, from any thread."""
-        call, home, in_loop = self.job.call, threading.get_ident(), threadsafe_scheduler()
+            known = self._run_context = attrs.evolve(known, attendance=known.attendance.with_clock(self._stop_timer))
+        if on_event is None:
+            return known
+        home, in_loop = threading.get_ident(), threadsafe_scheduler()
 
         def emit(event: ToolEvent) -> None:
             if not known.cancel_flag.is_set:
@@ -617,13 +590,14 @@ class _RetryLoop:
             else:
                 in_loop(partial(emit, event))
 
-        return attrs.evolve(known, on_progress=report, on_event=on_event)
+        self._run_context = attrs.evolve(known, on_progress=report, on_event=on_event)
+        return self._run_context
 
     async def _run_in_thread(self, function: Callable[[], Any], context: Context) -> Any:
         """Run a plain function in a thread. A cancelled call leaves the thread running, registered as abandoned."""
         place = CallThread(self.tool.name, self.job.access)
         handed = start_in_thread(function, place.mark_ended, context=context.copy())
-        self.start_timer()
+        self._start_timer()
         try:
             value = await handed.wait()
         except BaseException:
@@ -631,7 +605,7 @@ class _RetryLoop:
                 place.mark_abandoned(self.dispatcher.owner)
                 self.job.abandoned_thread = place
             raise
-        return await in_copied_context(value, context=context) if _is_awaitable(value) else value
+        return await drive(value, context=context) if _is_awaitable(value) else value
 
     async def _handle_broken_off(self, error: BaseException) -> CallOutcome | float | None:
         """Follow the tool's policy for a call whose outcome is unknown, because its executor died."""
@@ -641,11 +615,7 @@ class _RetryLoop:
         with self._stop_timer():  # the function that finds the outcome out has a time of its own
             found = await host.on_broken_off(self.job, unknown, reason)
         wait_s = RETRY_WAIT_S * self.job.attempts
-        if (
-            found == "rerun"
-            and self._has_time(wait_s)
-            and self.dispatcher.claim_retry(tool, error, self.job.attempts, rate_limited=False)
-        ):
+        if found == "rerun" and self._claim_retry(error, wait_s, rate_limited=False):
             return wait_s
         self.job.broke_off = True
         host.on_tool_error(self.job.call, error)
@@ -655,9 +625,24 @@ class _RetryLoop:
             self._unavailable_outcome(error, TransientFailure(None, rate_limited=False)) if tool.read_only else unknown
         )
 
-    def _has_time(self, wait_s: float) -> bool:
-        self.start_timer()
-        return self.current_time() + wait_s < self.scope.deadline
+    def _claim_retry(self, error: BaseException, wait_s: float, *, rate_limited: bool) -> bool:
+        """Return whether the call may be tried again after a wait; count the retry if so.
+
+        The policy of the tool has allowed it already for a call that broke off.
+        """
+        tool, queue = self.tool, self.dispatcher
+        self._start_timer()
+        if anyio.current_time() + wait_s >= self._scope.deadline:
+            return False
+        if not tool.repeatable and not isinstance(error, RefusedError | OutcomeUnknownError):
+            return False
+        if rate_limited and self.job.attempts > RATE_LIMIT_RETRIES:
+            return False
+        own = queue.retries.get(tool.name, 0)
+        if own >= queue.retries_per_tool or sum(queue.retries.values()) >= queue.retries_per_run:
+            return False
+        queue.retries[tool.name] = own + 1
+        return True
 
     def _unavailable_outcome(self, error: BaseException, passing: TransientFailure) -> CallOutcome:
         tool = self.tool
@@ -665,13 +650,6 @@ class _RetryLoop:
         text = result_text.unavailable_text(error, tool, self.job.attempts, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
         return failed_outcome(text, kind, retryable=retryable)
-
-
-def _render(value: object, tool: Tool[..., Any]) -> tuple[str, tuple[Media, ...]]:
-    """Return a tool's return value as text, and its parts. A long text is unchanged: the queue has a thread for it."""
-    if type(value) is str and value[CHUNK_CHARS:]:
-        return value, ()
-    return result_text.render_result(value, tool)
 
 
 def _read_returned(value: ToolReturn) -> CallOutcome:

@@ -17,7 +17,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm._lib.concurrency import make_waker, start_in_thread, watch_first_suspend
+from agentfsm._lib.concurrency import drive, make_waker, start_in_thread
 from agentfsm._lib.limiter import Limiter, WakeCallback
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, first_error
@@ -39,6 +39,7 @@ from agentfsm.tools.queue.call_order import (
     resolve_access,
 )
 from agentfsm.tools.queue.dispatch import (
+    AdmittedCall,
     CallOutcome,
     QueueHost,
     ToolDispatcher,
@@ -248,6 +249,7 @@ class ToolQueue:
             job.on_started = events.emit_started
         self.in_flight.calls += 1
         drain, is_counted = self.drain, False
+        end: AdmittedCall | CallOutcome | None
         try:
             if drain is not None:
                 await drain.enter()
@@ -255,9 +257,8 @@ class ToolQueue:
                 if not is_counted:  # the steps of its run are counted
                     drain.leave()
             try:
-                end = await self._dispatcher.run_call(job)
-                if end is not None and not job.announced_attempts:
-                    end = await self.host.on_refused(job, end)
+                end = await self._dispatcher.admit(job)
+                end = await end.run() if isinstance(end, AdmittedCall) else await self.host.on_refused(job, end)
             except CallPaused as pause:
                 end = await self.host.on_pause(job, pause)
             if end is None:
@@ -488,10 +489,19 @@ class Scheduler:
                 await checkpoint_if_cancelled()  # the only cancellation point if tools never wait
                 if not self._acquire_limiters(index):
                     continue
-                if self._wanted_workers > 0:
-                    await watch_first_suspend(self._run_job(index), self.start_workers)
-                else:
-                    await self._run_job(index)
+                job = self._jobs[index]
+                running = self.queue.run_job(job)
+                try:
+                    if self._wanted_workers > 0:
+                        result = await drive(running, self.start_workers)
+                    else:
+                        result = await running
+                finally:
+                    self._release_limiters(job)
+                if result is not None:
+                    self._results[index] = result
+                    for group in self._scheduled[index].groups:
+                        group.finish_one()
         finally:
             self._workers -= 1
             if not self._workers:
@@ -512,17 +522,6 @@ class Scheduler:
     def _count_worker(self) -> None:
         self._workers += 1
         self._starting_workers += 1
-
-    async def _run_job(self, index: int) -> None:
-        job, result = self._jobs[index], None
-        try:
-            result = await self.queue.run_job(job)
-        finally:
-            self._release_limiters(job)
-        if result is not None:
-            self._results[index] = result
-            for group in self._scheduled[index].groups:
-                group.finish_one()
 
     def _wake(self) -> None:
         if self._wakeup is not None:
