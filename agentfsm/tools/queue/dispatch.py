@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -374,8 +374,6 @@ class ToolDispatcher:
 # Errors that suggest that the service is down; wrong arguments, bugs and refusals do not. A function in a sandbox has
 # none: the time of one call says nothing of the next. The death of its process counts, as that of any executor.
 _BREAKER_ERRORS: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
-# In place of the span of a call that is not traced.
-_NO_SPAN: Final = nullcontext()
 
 
 @attrs.define(eq=False, repr=False)
@@ -422,9 +420,10 @@ class AdmittedCall:
             await host.on_start(job.call, tool)
             if job.on_started is not None:
                 job.on_started()
-            for limiter, permit in zip(job.limiters, job.permits, strict=True):
-                limiter.start(permit)  # a rate limit counts the call from now on
-            with self._scope, _NO_SPAN if host.activate_span is None else host.activate_span(job.call):
+            if job.permits:
+                for limiter, permit in zip(job.limiters, job.permits, strict=True):
+                    limiter.start(permit)  # a rate limit counts the call from now on
+            with self._scope if host.activate_span is None else _nest(self._scope, host.activate_span(job.call)):
                 while True:
                     executing: ExecutingCall | None = None
                     value: Any
@@ -650,6 +649,12 @@ class AdmittedCall:
         text = result_text.unavailable_text(error, tool, self.job.attempts, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
         return failed_outcome(text, kind, retryable=retryable)
+
+
+@contextmanager
+def _nest(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _read_returned(value: ToolReturn) -> CallOutcome:
