@@ -12,6 +12,8 @@ from agentfsm import Agent, ErrorType, Limits, Outcome, RunContext, ToolQueue, T
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.core.pending import PendingKind
 from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.tools.attendance import Attendance
+from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.checks import HANG_S, Keeping, settled, sound, virtually
 
 # Long enough to start a thread, short enough to wait for.
@@ -120,6 +122,35 @@ def test_a_tool_without_a_timeout_has_the_queues():
         agent = Agent(ScriptedModel(say("", call("slow")), "done"), tools=[slow], limits=limits, clock=clock)
         run = await agent.run("go")
         assert [(r.outcome, r.duration_s) for r in run.calls] == [(Outcome.TIMED_OUT, 5)]
+
+    virtually(play)
+
+
+def test_a_call_that_asks_a_person_first_has_all_its_time_left():
+    """Also if the function waits for the first time when the person is asked."""
+
+    class Attended(QueueHost):
+        def build_context(self, call, tool, deadline):
+            async def attendant(item):
+                await anyio.sleep(60)
+
+            async def record(attendant, asked):
+                await attendant(asked)
+
+            return RunContext(deps=None, attendance=Attendance(attendant, record))
+
+    @tool(timeout_s=3)
+    async def ask(ctx: RunContext, work_s: float) -> str:
+        """Ask, then work."""
+        await ctx.attendance.ask(None)
+        await anyio.sleep(work_s)
+        return "asked"
+
+    async def play(store, clock):
+        queue = ToolQueue(registry=ToolRegistry.of([ask]), host=Attended(), clock=clock)
+        calls = [ToolCall(id=f"t1.{s}", name="ask", arguments=f'{{"work_s": {s}}}', key=f"k{s}") for s in (2, 4)]
+        results = await queue.execute_all(calls)
+        assert [(r.outcome, r.duration_s) for r in results] == [(Outcome.DONE, 62), (Outcome.TIMED_OUT, 63)]
 
     virtually(play)
 

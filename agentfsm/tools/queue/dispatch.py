@@ -483,8 +483,8 @@ class AdmittedCall:
         return outcome
 
     def _start_timer(self) -> None:
-        """Set the deadline, once."""
-        if self._scope.deadline == float("inf"):
+        """Set the deadline, once; not while the timer is stopped, in which the function may wait for the first time."""
+        if self._scope.deadline == float("inf") and not self._open_stops:
             self._scope.deadline = anyio.current_time() + self.timeout_s + self.tool.grace_s
 
     @contextmanager
