@@ -571,9 +571,10 @@ class AdmittedCall:
             return self._run_context
         call, on_event = self.job.call, self.dispatcher.on_event
         deadline = self.dispatcher.clock.now() + self.timeout_s
-        known = self._run_context = self.dispatcher.host.build_context(call, self.tool, deadline)
+        known = self.dispatcher.host.build_context(call, self.tool, deadline)
         if known.attendance is not None:
-            known = self._run_context = attrs.evolve(known, attendance=known.attendance.with_clock(self._stop_timer))
+            known = attrs.evolve(known, attendance=known.attendance.with_clock(self._stop_timer))
+        self._run_context = known
         if on_event is None:
             return known
         home, in_loop = threading.get_ident(), threadsafe_scheduler()
@@ -653,6 +654,7 @@ class AdmittedCall:
 
 @contextmanager
 def _nest(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    """Enter two context managers as one."""
     with outer, inner:
         yield
 
