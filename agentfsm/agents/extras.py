@@ -40,9 +40,9 @@ def build_mcp_service(agent: RunnableAgent, **options: Any) -> Any:
     return import_module("agentfsm.mcp.server.service").build_service(agent, **options)
 
 
-def create_due_runs(agent: RunnableAgent) -> RunStarter:
-    """Return the part of a worker that starts the runs of schedules, a `DueRuns`."""
-    starter: RunStarter = import_module("agentfsm.schedules.due_runs").DueRuns(agent)
+def create_due_runs(agent: RunnableAgent, choose: Any = None) -> RunStarter:
+    """Return the part of a worker that starts the runs of schedules, a `DueRuns`; `choose` is its `AgentChoice`."""
+    starter: RunStarter = import_module("agentfsm.schedules.due_runs").DueRuns(agent, choose)
     return starter
 
 

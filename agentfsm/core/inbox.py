@@ -6,9 +6,10 @@ Only the owner of a run appends to its journal. All others post to the inbox, an
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -233,3 +234,19 @@ class PostedItem(Value):
 
     item: InboxItem
     """Input, decision or request that was posted."""
+
+
+# The effect of a decision on its call, for messages.
+_DECISION_WORDS: Final[Mapping[type, str]] = {
+    Approve: "approved",
+    Reject: "rejected",
+    GiveInput: "answered",
+    Rerun: "set to run again",
+}
+
+
+def decision_word(item: InboxItem) -> str:
+    """Return the effect of a decision on its call, for example "approved"."""
+    if isinstance(item, Approve) and item.edit_only:
+        return "edited"
+    return _DECISION_WORDS.get(type(item), "decided")

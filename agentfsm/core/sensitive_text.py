@@ -336,3 +336,14 @@ def _redact_leaf(leaf: JSON, name: str | None) -> JSON:
         return leaf
     is_secret = leaf and name and _SECRET_NAMES.search(name) is not None
     return redaction_mark(DataKind.SECRET) if is_secret else redact_sensitive(leaf)
+
+
+# Looser than the shapes of `find_sensitive`: in a log or a trace, a word too few is better than a secret too many.
+_SECRET_PATTERN: Final = re.compile(
+    r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
+)
+
+
+def mask_sensitive(text: str) -> str:
+    """Return the text with personal data and likely secrets masked."""
+    return _SECRET_PATTERN.sub("[redacted]", redact_sensitive(text))

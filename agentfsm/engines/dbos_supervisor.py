@@ -18,9 +18,9 @@ import anyio
 import attrs
 
 from agentfsm._lib.concurrency import make_waker
+from agentfsm.agents.extras import create_due_runs
 from agentfsm.core.errors import StoreError
 from agentfsm.ports.store import Filter, RunSummary
-from agentfsm.schedules.due_runs import DueRuns
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
@@ -186,7 +186,7 @@ class QueueSupervisor:
     # Runs that are ready and not in the queue.
 
     async def _keep_queue(self, *, until_idle: bool) -> None:
-        full_at, due_runs = 0.0, DueRuns(self.agent)
+        full_at, due_runs = 0.0, create_due_runs(self.agent)
         while True:
             self._changed = anyio.Event()
             if self.locks.is_supervisor or until_idle:

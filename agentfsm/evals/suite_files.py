@@ -16,6 +16,7 @@ from agentfsm._lib.shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
+from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.validation import SHARE, shorten_repr
 from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
@@ -23,7 +24,6 @@ from agentfsm.evals.results import PASSED
 from agentfsm.evals.scorers import OutcomeScorer
 from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
 from agentfsm.prompts.evaluation import PASS_RATE
-from agentfsm.streaming.log import mask_sensitive
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent

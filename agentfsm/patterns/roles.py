@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agents.agent import Agent
+from agentfsm.agents.extras import resolve_model
 from agentfsm.core.errors import MisuseError, ModelRetry
 from agentfsm.core.validation import FUNCTION
-from agentfsm.models.model_names import resolve_model
 from agentfsm.planning import Planner
 from agentfsm.reflection import Reflector
 

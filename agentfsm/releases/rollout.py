@@ -15,6 +15,7 @@ import anyio
 
 from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
 from agentfsm.agents.agent_starts import StartOptions
+from agentfsm.agents.extras import create_due_runs
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import MisuseError, RunNotFoundError, first_error
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
@@ -24,7 +25,6 @@ from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
 from agentfsm.releases.rollout_guard import watch_rollout
 from agentfsm.releases.rollout_log import HOLDOUT, UNIT, RolloutChange, RolloutControl, Unit
-from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores import MemoryStore
 from agentfsm.tools.executing_call import current_call
 
@@ -354,7 +354,7 @@ class Rollout:
             poll_s=poll_s,
             drain_s=drain_s,
             releases=self.versions,
-            starter=DueRuns(self.base, self.choose),
+            starter=create_due_runs(self.base, self.choose),
         )
 
     async def run_worker(self, worker: Worker, *, until_idle: bool) -> None:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.inbox import Decision
+from agentfsm.core.inbox import Decision, decision_word
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import START, TABLE
 from agentfsm.core.messages import format_part
 from agentfsm.serve.agent_documents import build_full_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.run_documents import JSONDocument, build_run_document
-from agentfsm.stores.rules import decision_word
 from agentfsm.tools.builtin import asks_only
 
 if TYPE_CHECKING:

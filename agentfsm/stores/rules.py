@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT
-from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
+from agentfsm.core.inbox import Approve, GiveInput, Input, Settle, decision_word
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Filter
     from agentfsm.ports.stored import QuotaUse
 
-# The effect of a decision on its call, for messages.
-_DECISION_WORDS: Final[Mapping[type, str]] = {
-    Approve: "approved",
-    Reject: "rejected",
-    GiveInput: "answered",
-    Rerun: "set to run again",
-}
 # The end of a message about a run that another worker executes.
 LEASE_HELD_ADVICE: Final = (
     "is being driven by another worker; wait for it, or take it over by agent.resume(run_id, takeover=True) if that "
@@ -202,13 +195,6 @@ def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
     decision = f"{getattr(first, 'call_id', '') or 'it'} was {decision_word(first)} already"
     content = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
     return ConflictError(f"run {run_id!r}: {decision} by {getattr(first, 'by', '') or 'an unnamed author'!r}{content}")
-
-
-def decision_word(item: InboxItem) -> str:
-    """Return the effect of a decision on its call, for example "approved"."""
-    if isinstance(item, Approve) and item.edit_only:
-        return "edited"
-    return _DECISION_WORDS.get(type(item), "decided")
 
 
 def check_not_over(run_id: str, state: str, stop_reason: str | None) -> None:

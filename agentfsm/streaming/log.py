@@ -9,7 +9,6 @@ line may be followed by the traceback of a tool's exception, whose last line is 
 from __future__ import annotations
 
 import logging
-import re
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import ensure_printable
-from agentfsm.core.sensitive_text import redact_sensitive
+from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.value import Value
 
 LOGGER: Final = logging.getLogger("agentfsm")
@@ -34,10 +33,6 @@ class _NoticeHandler(logging.Handler):
 _NOTICES: Final = _NoticeHandler()
 LOGGER.addHandler(_NOTICES)
 
-# Looser than the shapes of `find_sensitive`: in a log, a word too few is better than a secret too many.
-_SECRET_PATTERN: Final = re.compile(
-    r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
-)
 # Maximum of characters of a prompt in the log: enough to recognise it.
 MAX_PROMPT_CHARS: Final = 2_000
 
@@ -135,8 +130,3 @@ def redact(text: str) -> str:
     """Return the beginning of the text, with personal data and likely secrets masked."""
     # Masked before it is cut, because half of a number has no check digit.
     return mask_sensitive(text[: 2 * MAX_PROMPT_CHARS])[:MAX_PROMPT_CHARS]
-
-
-def mask_sensitive(text: str) -> str:
-    """Return the text with personal data and likely secrets masked."""
-    return _SECRET_PATTERN.sub("[redacted]", redact_sensitive(text))

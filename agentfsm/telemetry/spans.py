@@ -18,6 +18,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, UserMessage
 from agentfsm.core.run import Run, begin_run
+from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.trace_context import (
     TraceContext,
     call_context,
@@ -29,7 +30,6 @@ from agentfsm.core.trace_context import (
 )
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
-from agentfsm.streaming.log import mask_sensitive
 from agentfsm.telemetry import attribute_names as n
 from agentfsm.telemetry.measurements import find_gap
 

@@ -11,10 +11,10 @@ import attrs
 
 from agentfsm.cli.render.text import build_decided_turns, format_prompt, parse_edited_arguments
 from agentfsm.core import codec
+from agentfsm.core.inbox import decision_word
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.run_facts import usage_by_purpose
-from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint

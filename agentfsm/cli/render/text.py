@@ -34,7 +34,7 @@ from agentfsm.core.events import (
     ToolsChosen,
     ToolsOffered,
 )
-from agentfsm.core.inbox import Approve
+from agentfsm.core.inbox import Approve, decision_word
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
@@ -47,7 +47,6 @@ from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.journal.audit import build_audit
 from agentfsm.journal.run_status import RunStatus
 from agentfsm.ports.stored import BEST_RATING
-from agentfsm.stores.rules import decision_word
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
