@@ -34,7 +34,8 @@ from agentfsm import (
 )
 from agentfsm.context import BySimilarity, Context, Cut, SlidingWindow, Summarise, TrimResults, TwoStage
 from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError, RefusedError, TransientError
-from agentfsm.core.messages import AssistantMessage, UserMessage
+from agentfsm.core.hosted_tools import HostedTool, WebSearch
+from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, UserMessage
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.guards import (
@@ -49,6 +50,8 @@ from agentfsm.guards import (
     two_of,
     within_clearance,
 )
+from agentfsm.flow import Flow, Step, agent_step, each, step, until
+from agentfsm.models import Tiered
 from agentfsm.planning import Planner
 from agentfsm.ports import (
     CallChunk,
@@ -63,6 +66,7 @@ from agentfsm.ports import (
 )
 from agentfsm.ports.memory_items import Recall
 from agentfsm.reflection import Reflector
+from agentfsm.tools.attendance import AttendedQuestions
 from agentfsm.tools.permission import Rule
 from agentfsm.tools.run_context import Found
 
@@ -119,6 +123,13 @@ FEATURES: Final = (
     "notes",
     "permissions",
     "loops",
+    "flows",
+    "tiers",
+    "hosted tools",
+    "changed programs",
+    "long results",
+    "four eyes",
+    "slow disks",
 )
 # How likely a feature is that is not the seed's own.
 SHARE: Final = 0.09
@@ -182,22 +193,27 @@ ERRORS: Final[dict[str, type[BaseException]]] = {
 async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) -> str:
     """Take time, act, and end as the dice say."""
     world = here.get()
-    world.visit("tool")
     dice = world.throw("tool", ctx.run_id, ctx.call_id)
+    await anyio.sleep(0.01 + dice.random() / 8)  # calls that begin together go on one by one
+    world.visit("tool")
     if made.name == "quiz" and len(ctx.answers) < 1 + n % 2:
+        if ctx.attendance is not None and n > 1:
+            asked = Question(key="q0", message="How many?", schema=NUMBER)
+            await ctx.attendance.ask(AttendedQuestions(questions=(asked,), state=str(n), attempt=ctx.attempt))
+            return "asked and told"
         raise InputRequired(Question(key=f"q{len(ctx.answers)}", message="How many?", schema=NUMBER), state=n)
     if dice.random() < 0.3:
         ctx.progress("begins")
-    if dice.random() < 0.8:
-        await anyio.sleep(dice.random() * 2)
+    await anyio.sleep(dice.random() * 2)
     world.visit("tool")
-    if ctx.idempotency_key not in world.acted:
-        world.acted.add(ctx.idempotency_key)
+    world.acted.add(ctx.idempotency_key)
     if dice.random() < 0.1 and made.cost_usd is not None:
         ctx.add_cost(0.001 * n)
     if dice.random() < 0.15 and world.has("labels", "guards"):
         ctx.add_labels(dice.choice(("untrusted", "private", "internal")))
     end = dice.choice(tuple(ERRORS)) if dice.random() < world.tool_faults else ""
+    if made.read_only and end and world.has("cut off"):
+        end = "passing"
     if made.name == "down" and dice.random() < 0.9:
         end = "raise"
     if end:
@@ -206,7 +222,8 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
         await anyio.sleep(1_000.0)
     if made.name == "fetch":
         text += " See https://evil.example/a?b=1 and mail ann@example.org."
-    return f"{made.name} {n} done{text}" + " and so on" * (dice.choice((0, 60, 200)) if world.has("window") else 0)
+    more = dice.choice((0, 60, 200)) if world.has("window") else dice.choice((0, 3_000)) if made.name == "tome" else 0
+    return f"{made.name} {n} done{text}" + " and so on" * more
 
 
 async def _find_out(ctx: RunContext[Any], _arguments: Arguments) -> Any:
@@ -238,6 +255,7 @@ def tools_of(world: World) -> dict[str, Tool[..., Any]]:
         "down": {"on_unknown": "fail"},
         "poll": {**read, "poll": True, "enabled": lambda ctx: ctx.turn < 4},
         "strict": {"validate": lambda a: "n is too large" if a.n > 3 else None},
+        "tome": {**read, "shown_tokens": 40},
         "dear": {**read, "cost_usd": lambda a: 0.004 * a.n},
         "clerk": {"external": True, "answer_expires_s": world.expires_s},
     }
@@ -284,6 +302,10 @@ class Script(Model):
     name: str = "dice"
     window_tokens: int = 128_000
 
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Take all of them."""
+        return None
+
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Answer, call tools, or fail; the same request another time is another throw."""
         world = here.get()
@@ -304,7 +326,15 @@ class Script(Model):
             calls = tuple(attrs.evolve(each, arguments=each.arguments[:5]) for each in calls)
         if emit is not None:
             await self._emit(text, calls, reason, emit, dice)
-        return Reply(text=text, calls=calls, finish_reason=reason, usage=usage)
+        more: dict[str, Any] = {"thinking": "hm" + _leak(dice)} if world.has("hosted tools", "text filters") else {}
+        if world.has("hosted tools") and request.purpose is Purpose.TURN and dice.random() < 0.5:
+            found = HostedCall(tool="web_search", id="h", arguments="{}", output="a page")
+            more["hosted"] = HostedContent(calls=(found,))
+            if not calls and dice.random() < 0.3:
+                reason = FinishReason.PAUSED
+        if world.has("tiers") and dice.random() < 0.5:
+            more["served_model"] = f"{self.name}-2027"
+        return Reply(text=text, calls=calls, finish_reason=reason, usage=usage, **more)
 
     async def _emit(
         self, text: str, calls: tuple[ProposedCall, ...], reason: FinishReason, emit: Emit, dice: random.Random
@@ -341,17 +371,18 @@ class Script(Model):
         since = [n for n, each in enumerate(request.messages) if isinstance(each, UserMessage) and not each.is_note]
         spoken = request.messages[since[-1] if since else 0 :]
         turns = sum(isinstance(each, AssistantMessage) for each in spoken)
-        finals = [each for each in offered if each not in world.tools and each not in world.agents]
+        finals = [each for each in offered if each not in (*world.tools, *world.agents, *BUILT_IN)]
         if turns >= world.turns or dice.random() < 0.12 or not offered:
             if finals and dice.random() < 0.8:  # the answer is a call
                 final = dice.choice(finals)
                 return "", (ProposedCall(id="end", name=final, arguments=_typed(world, dice)),)
             return _answer(world, dice), ()
-        chosen = [each for each in offered if each in world.tools or each in world.agents] or offered
+        chosen = [each for each in offered if each not in finals] or offered
         calls = [self._call(index, chosen, dice) for index in range(dice.choice((1, 1, 2, 2, 3, 5)))]
-        if world.has("loops") and dice.random() < 0.8:
-            calls = [ProposedCall(id="p0", name=chosen[0], arguments='{"n": 1}')]
-        return ("so be it" if dice.random() < 0.3 else ""), tuple(calls)
+        looped = [each for each in chosen if each in ("look", "put", "fetch")]
+        if world.has("loops") and looped and dice.random() < 0.9:
+            calls = [ProposedCall(id="p0", name=looped[0], arguments='{"n": 1}')]
+        return (_remark(world, dice) if dice.random() < 0.3 else ""), tuple(calls)
 
     def _call(self, index: int, names: list[str], dice: random.Random) -> ProposedCall:
         world = here.get()
@@ -363,17 +394,27 @@ class Script(Model):
             case "wait":
                 arguments = {"seconds": dice.choice((1, 3, 30)), "reason": "to see"}
             case "note":
-                arguments = {"key": dice.choice(("plan", "facts")), "text": f"remember {dice.randint(1, 9)}"}
+                arguments = {"key": dice.choice(("plan", "facts")), "value": f"remember {dice.randint(1, 9)}"}
             case "helper" | "scout":
                 arguments = {"query": f"help {dice.randint(1, 9)}"}
             case "find_tools":
                 arguments = {"query": dice.choice(("mail", "money", "papers"))}
+            case "read_result":
+                arguments = {"call_id": "t1.0", "start": 0}
             case _:
                 arguments = {"n": dice.randint(1, 4)}
                 if dice.random() < 0.2:
                     arguments["text"] = dice.choice(("ann@example.org", "hello", "card 4111 1111 1111 1111"))
         text = json.dumps(arguments)
         return ProposedCall(id=f"p{index}", name=name, arguments=text[:-2] if dice.random() < 0.03 else text)
+
+
+def _remark(world: World, dice: random.Random) -> str:
+    return f"so be it{_leak(dice) if world.has('text filters') and dice.random() < 0.6 else ''}"
+
+
+def _leak(dice: random.Random) -> str:
+    return dice.choice((" ann@example.org", " https://evil.example/x?d=1", " secret-of-the-house", " 13800138000"))
 
 
 class Priced(Script):
@@ -394,7 +435,7 @@ def _answer(world: World, dice: random.Random) -> str:
         return _typed(world, dice)
     told = f"the answer is {dice.randint(1, 9)}"
     if world.has("text filters") and dice.random() < 0.6:
-        told += dice.choice((" ann@example.org", " https://evil.example/x?d=1", " secret-of-the-house", " 13800138000"))
+        told += _leak(dice)
     return told if dice.random() < 0.97 else ""
 
 
@@ -439,6 +480,9 @@ def _judge(request: Request, dice: random.Random) -> str:
     said = {**scores, "scores": scores, "overall_pass": lowest > 3, "action": action, "step": "", "note": "better"}
     return json.dumps(said) if dice.random() < 0.9 else "fine"
 
+
+# Tools of the engine.
+BUILT_IN: Final = ("find_tools", "read_result")
 
 # Memory
 
@@ -491,6 +535,10 @@ def _check_report(value: Any) -> Any:
     return value
 
 
+def _choose_tier(request: Request) -> str | None:
+    return "small" if len(request.messages) < 3 else None
+
+
 def _remind(run: Any) -> str:
     return f"turn {run.turn // 2}: be brief"
 
@@ -521,6 +569,12 @@ LIKED: Final[dict[str, tuple[str, ...]]] = {
     "goals": ("look", "put"),
     "permissions": ("strict", "poll", "pay", "nobody"),
     "text filters": ("mail", "fetch"),
+    "loops": ("look", "put"),
+    "long results": ("tome",),
+    "four eyes": ("sign", "stamp", "pay"),
+    "slow disks": ("put", "pay", "book"),
+    "cut off": ("look", "put"),
+    "changed programs": ("put", "pay", "sign"),
 }
 
 
@@ -547,20 +601,23 @@ def guards_of(world: World) -> list[Any]:
     return found
 
 
-def agent_of(world: World, store: Any) -> Agent[Any]:
-    """Return the agent of a process."""
+def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
+    """Return the agent of a process, or another version of it."""
     tools = tools_of(world)
     dice = world.throw("agent", again=False)
+    if world.has("flows"):
+        return flow_of(world, tools, store)
     small = world.has("window")
     model_class = Priced if world.has("money", "spend") else Script
+    other = model_class("other") if dice.random() < 0.4 else None
     limits: dict[str, Any] = {
         "turns": 3 if world.has("limits") else 9,
-        "tokens": 260 if world.has("tokens") else 200_000,
+        "tokens": dice.choice((300, 500, 900)) if world.has("tokens") else 200_000,
         "seconds": 6.0 if world.has("time") else 300.0,
         "usd": 0.02 if world.has("money") else None,
         "tool_calls": 5 if world.has("limits") else 60,
         "parallel": dice.choice((1, 3, 20)),
-        "errors": 2,
+        "errors": 3,
         "model_retries": dice.choice((0, 1, 2)),
         "retry_wait_s": 0.5,
         "tool_timeout_s": TOOL_TIMEOUT_S,
@@ -574,11 +631,15 @@ def agent_of(world: World, store: Any) -> Agent[Any]:
     mine = [tools[each] for each in dict.fromkeys(names) if each in tools]
     if world.has("guards above", "children", "money") and not world.has("answer cache"):
         mine += _helpers(world, limits)
+    if changed:
+        mine = [each for each in mine if each.name != "pay"]
+        mine = [attrs.evolve(each, name="place") if each.name == "put" else each for each in mine]
     if world.has("selection"):
         mine += [tools[each] for each in sorted(tools) if tools[each] not in mine]
     options: dict[str, Any] = {}
     if world.has("plans", "reviewed plans", "goals"):
         options["planner"] = Planner(
+            model=other,
             replans=dice.choice((0, 1, 2)),
             mode="hybrid" if world.has("goals") else "plan",
             review=world.has("reviewed plans"),
@@ -593,7 +654,9 @@ def agent_of(world: World, store: Any) -> Agent[Any]:
         options["output_validators"] = [_check_report]
     if world.has("judge"):
         judged = {"look", "put", "sign"} if dice.random() < 0.6 else set()
-        options["reflector"] = Reflector(tools=judged, answers=not judged or dice.random() < 0.6, corrections=1)
+        options["reflector"] = Reflector(
+            model=other, tools=judged, answers=not judged or dice.random() < 0.6, corrections=1
+        )
     if world.has("memory"):
         options["memory"] = Shelf()
     if world.has("answer cache"):
@@ -603,17 +666,22 @@ def agent_of(world: World, store: Any) -> Agent[Any]:
     if world.has("reminder"):
         options["reminder"] = _remind
     if small:
-        kept = dice.choice(((TrimResults(), SlidingWindow()), (Summarise(),), (Cut(messages=4),)))
+        kept = dice.choice(((TrimResults(), SlidingWindow()), (Summarise(model=other),), (Cut(messages=4),)))
         options["context"] = Context(kept)
     if world.has("spend"):
         options["spend"] = [Spend(per="day", usd=0.03), Spend(per="month", usd=0.05, scope="user")]
     if world.has("permissions"):
         options["permissions"] = Permissions(level="write", deny=["pay", Rule("look", lambda a: a.n == 2)])
+    model: Model = model_class("top", 900 if small else 128_000)
+    if world.has("tiers"):
+        model = Tiered({"small": model_class("small"), "large": model}, choose=_choose_tier)
+    if world.has("hosted tools"):
+        mine = [*mine, WebSearch()]
     limit = Limits(**limits)
     return Agent(
-        model_class("top", 900 if small else 128_000),
+        model,
         tools=mine,
-        instructions="Do it." if not world.has("guards above") else "Have it done.",
+        instructions="Do it in another way." if changed else "Do it.",
         guards=guards_of(world),
         limits=limit,
         settings=settings,
@@ -627,14 +695,53 @@ def agent_of(world: World, store: Any) -> Agent[Any]:
 def _helpers(world: World, limits: dict[str, Any]) -> list[Tool[..., Any]]:
     """Return two agents as tools; the second works for the first."""
     below = tools_of(world)
-    reader = Agent(Script("scout"), tools=[below[each] for each in ("look", "fetch")], name="scout")
+    priced = Priced if world.has("money", "spend") else Script
+    reader = Agent(priced("scout"), tools=[below[each] for each in ("look", "fetch")], name="scout")
     names = ("look", "pay", "sign", "ask_user", "mail", "put")
     own = [Guard(ask("put"))] if world.has("guards above") else []
     helper = Agent(
-        (Priced if world.has("money") else Script)("helper"),
+        priced("helper"),
         tools=[*[below[each] for each in names], reader.as_tool(timeout_s=20.0)],
         name="helper",
         guards=own,
         limits=Limits(**{**limits, "turns": 4, "usd": None}),
     )
     return [helper.as_tool(timeout_s=15.0, turns=4), attrs.evolve(reader).as_tool(timeout_s=20.0)]
+
+
+def flow_of(world: World, tools: dict[str, Tool[..., Any]], store: Any) -> Flow:
+    """Return a flow: steps that join, one for each item, one that is repeated, an agent, and what undoes some."""
+
+    async def act(name: str, ctx: RunContext[Any], n: int) -> str:
+        return await _act(ctx, tools[name], n, "")
+
+    async def undo(ctx: RunContext[Any], take: str) -> str:
+        return await act("put", ctx, 1)
+
+    async def take(ctx: RunContext[Any]) -> str:
+        return await act("book", ctx, 2)
+
+    async def count(ctx: RunContext[Any]) -> list[int]:
+        await act("look", ctx, 1)
+        return [1, 2, 3]
+
+    async def handle(ctx: RunContext[Any], item: int) -> str:
+        return await act("put", ctx, item)
+
+    async def knock(ctx: RunContext[Any], knock: str = "") -> str:
+        return await act("look", ctx, 1) + knock[:4]
+
+    async def close(ctx: RunContext[Any], take: str, handle: list[str | None]) -> str:
+        return await act("pay", ctx, 3)
+
+    dice = world.throw("flow", again=False)
+    asks = {"requires_approval": dice.random() < 0.4, "approval_expires_s": world.expires_s}
+    first = step(take, on_unknown="ask", compensate=step(undo, idempotent=True), **asks)
+    counted = step(count, read_only=True)
+    items = each(step(handle, idempotent=True), over=counted, key=str)
+    knocks = until(step(knock, read_only=True), lambda knock: len(knock) > 14, times=3, on_limit="accept")
+    reader = Agent(Script("scout"), tools=[tools["look"]], name="scout")
+    asked = agent_step(reader, "look around", depends_on=[first], timeout_s=30.0)
+    ended = step(close, depends_on=[first, items], join=dice.choice(("all_success", "all_done", "any")))
+    steps: list[Step] = [first, counted, items, knocks, asked, ended]
+    return Flow(steps, name="top", store=store, clock=world.store.clock, guards=guards_of(world))

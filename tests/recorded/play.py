@@ -19,6 +19,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Answer, Run, Runs
 from agentfsm.agents import agent as agents
 from agentfsm.core import events as e
+from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.pending import Pending, PendingKind
@@ -114,6 +115,10 @@ class World:
         self.tool_faults = 0.4 if self.has("broken tools") else dice.choice((0.0, 0.05, 0.1))
         self.model_faults = 0.3 if self.has("broken models") else dice.choice((0.0, 0.0, 0.05))
         self.turns = 7 if self.has("window", "limits", "breaker", "loops") else dice.choice((1, 2, 2, 3))
+        if self.has("loops"):
+            self.tool_faults = 0.0
+        if self.has("cut off"):
+            self.tool_faults = 0.4
         self.expires_s = 5.0 if self.has("expiry") else 1_000.0
         self.streams = self.has("streams", "broken streams")
         self.liked = frozenset(name for each in self.features for name in LIKED.get(each, ()))
@@ -166,7 +171,8 @@ class Disk(Wrapped):
                 world.deaths[run.id] = 0
             note_events(world, run.id, events, [rows.index(number) + 1 for number in taken])
         world.visit("append")
-        return written
+        delay = world.throw("disk", run.id, run.version).random() / 4 if world.has("slow disks") else 0.0
+        return _Late(written, anyio.current_time() + delay) if delay else written
 
     async def create(self, header: Any, **options: Any) -> Any:
         """Create; the events of a fork come with it."""
@@ -174,6 +180,7 @@ class Disk(Wrapped):
         is_new = header.id not in self.world.store._records
         found, lease = await self.inner.create(header, **options)
         if is_new:
+            note(self.world, header.id, Line("Header", encode_header(found), begins=True))
             note_events(self.world, header.id, options.get("events", ()), [])
         return found, self._marked(lease)
 
@@ -226,16 +233,59 @@ class _Nothing:
         return False
 
 
-def note_events(world: World, run_id: str, events: Sequence[e.Event], taken: Sequence[int]) -> None:
-    """Note the events of an append."""
+@attrs.frozen
+class _Late:
+    """An append that is on the disk, of which its owner hears a while later."""
+
+    written: Any
+    at: float
+
+    @property
+    def is_done(self) -> bool:
+        return anyio.current_time() >= self.at
+
+    async def wait(self) -> bool:
+        await anyio.sleep_until(self.at)
+        return bool(await self.written.wait())
+
+
+def note(world: World, run_id: str, line: Line) -> None:
+    """Note a line of a journal."""
     lines = world.lines.setdefault(run_id, [])
+    lines.append(line)
+    if world.tell is not None:
+        world.tell(f"{run_id} {len(lines):3} {'>' if line.begins else ' '} {line.name} {line.text}")
+
+
+def note_events(world: World, run_id: str, events: Sequence[e.Event], taken: Sequence[int]) -> None:
+    """Note the events of an append, and what they cover."""
     for number, event in enumerate(events):
-        text = json.dumps(event.to_dict(), sort_keys=True, ensure_ascii=True)
+        fields, name = event.to_dict(), type(event).__name__
+        text = json.dumps(fields, sort_keys=True)
         if taken and not number:
             text += f" takes {list(taken)}"
-        lines.append(Line(type(event).__name__, text, not number))
-        if world.tell is not None:
-            world.tell(f"{run_id} {len(lines):3} {' ' if number else '>'} {text}")
+        note(world, run_id, Line(name, text, begins=not number))
+        world.covered.update(f"{name}.{each}" for each in fields.keys() - {"is", "at", "took_s"})
+        match event:
+            case e.Guarded():
+                world.happens(f"a guard says {event.verdict}")
+            case e.ToolFinished():
+                world.happens(f"a call is {event.result.outcome}")
+                world.covered.update(f"ToolResult.{each}" for each in fields["result"])
+                if event.result.error_type is not None:
+                    world.happens(f"an error of the type {event.result.error_type}")
+            case e.Failed() | e.LimitReached():
+                world.happens(f"{name} for {event.reason}")
+            case e.Judged():
+                world.happens(f"a judge says {event.verdict.action}")
+            case e.Planned():
+                world.happens(f"a plan is {event.kind}")
+            case e.ToolPaused():
+                world.covered.update(f"a call waits for {each.kind}" for each in event.pending)
+            case e.Observed():
+                world.covered.update(f"input of the kind {each.kind}" for each in event.inputs)
+            case _:
+                pass
 
 
 # People
@@ -313,10 +363,15 @@ async def meddle(world: World, client: Any, run_id: str, number: int) -> None:
 # Executions
 
 
-async def execute(world: World, how: str, run_id: str, prompt: str, options: dict[str, Any]) -> None:
+async def execute(world: World, how: str, run_id: str, prompt: Any, options: dict[str, Any]) -> None:
     """Execute the run as far as it goes."""
-    agent = agent_of(world, Disk(world))
     known = run_id in world.store._records
+    changed = known and world.has("changed programs") and world.throw("program").random() < 0.6
+    agent: Any = agent_of(world, Disk(world), changed=changed)
+    if known and how != "worker" and world.has("changed programs"):
+        names = {"put": "place"} if changed and agent.tools.get("place") is not None else {}
+        await agent.resume(run_id, renamed=names or None, takeover=how == "stream")
+        return
     elicit = _attend if world.has("attended") else None
     match how:
         case "worker":
@@ -333,7 +388,7 @@ async def execute(world: World, how: str, run_id: str, prompt: str, options: dic
             async for _run in agent.steps(run, elicit=elicit):
                 pass
         case _ if known:
-            await agent.resume(run_id, elicit=elicit, takeover=how == "takeover")
+            await agent.resume(run_id, elicit=elicit)
         case _:
             await agent.run(prompt, id=run_id, elicit=elicit, **options)
 
@@ -346,7 +401,7 @@ async def _attend(item: Pending) -> Answer | None:
     return None if dice.random() < 0.3 else Answer(content={"n": dice.randint(1, 9)}, by="eve")
 
 
-async def live(world: World, how: str, number: int, run_id: str, prompt: str, options: dict[str, Any]) -> None:
+async def live(world: World, how: str, number: int, run_id: str, prompt: Any, options: dict[str, Any]) -> None:
     """Let a process live until it has nothing to do or dies."""
     dice = world.throw("life", number)
     world.is_dead, world.moments, world.kill_at, world.held = False, Counter(), None, {}
@@ -390,16 +445,16 @@ async def live(world: World, how: str, number: int, run_id: str, prompt: str, op
         world.held = {}
 
 
-async def finish(world: World, run_id: str, prompt: str, options: dict[str, Any]) -> Run | None:
+async def finish(world: World, run_id: str, prompt: Any, options: dict[str, Any]) -> Run | None:
     """Have a run begun and brought to its end, whatever happens."""
     for number in range(ROUNDS + SPARE):
         dice = world.throw("round", run_id)
         ways = ["resume", "resume"]
         ways += ["worker"] * (6 if world.has("workers", "kills", "sessions") else 1)
         ways += ["stream"] * (4 if world.streams else 0) + ["steps"] * (number == 0)
-        client: Any = (
-            Runs(world.store, clock=world.store.clock) if dice.random() < 0.4 else agent_of(world, world.store)
-        )
+        client: Any = Runs(world.store, clock=world.store.clock, four_eyes=world.has("four eyes"))
+        if dice.random() < 0.5 and not world.has("four eyes", "flows"):
+            client = agent_of(world, world.store)
         world.is_dead = False
         async with anyio.create_task_group() as people:
             if world.has("inbox", "stops", "children", "approvals") and number < 3:
@@ -441,9 +496,10 @@ async def _whole(world: World) -> None:
         options["labels"] = ["private"]
     if world.has("sessions", "allowances"):
         options["session"] = "s"
-    await finish(world, "r0", "do it with n 2", options)
+    task = {} if world.has("flows") else "do it with n 2"
+    await finish(world, "r0", task, options)
     if world.has("sessions", "allowances", "spend", "answer cache", "breaker", "guards"):
-        again = "do it with n 2" if world.has("answer cache") else "and now the rest"
+        again = task if world.has("answer cache", "flows") else "and now the rest"
         await finish(world, "r1", again, options)
     if world.has("forks"):
         await _fork(world)
@@ -462,7 +518,7 @@ async def _fork(world: World) -> None:
             event: Any = events[which - 1]
             edit[which] = attrs.evolve(event, result=attrs.evolve(event.result, content="edited"))
         agent, name = agent_of(world, Disk(world)), f"f{number}"
-        prompt = "do something else" if dice.random() < 0.3 else None
+        prompt = "do something else" if dice.random() < 0.3 and not world.has("flows") else None
         try:
             await agent.fork("r0", at=at, edit=edit, id=name, prompt=prompt, withhold=dice.random() < 0.3, by="ann")
         except AgentError as error:
