@@ -35,9 +35,10 @@ from agentfsm import (
 from agentfsm.context import BySimilarity, Context, Cut, SlidingWindow, Summarise, TrimResults, TwoStage
 from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError, RefusedError, TransientError
 from agentfsm.core.hosted_tools import HostedTool, WebSearch
-from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, UserMessage
+from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, ImagePart, NativeReply, UserMessage
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.window_layers import WindowLayers
 from agentfsm.guards import (
     Guard,
     allow,
@@ -133,15 +134,49 @@ FEATURES: Final = (
 )
 # How likely a feature is that is not the seed's own.
 SHARE: Final = 0.09
+# What leaves nothing to an answer cache.
+NOT_REPEATED: Final = (
+    "approvals",
+    "selection",
+    "children",
+    "money",
+    "guards above",
+    "flows",
+    "limits",
+    "tokens",
+    "poison",
+    "sessions",
+    "allowances",
+)
 # Pairs that exclude each other: an agent refuses them, or the one leaves nothing of the other.
 EXCLUDED: Final = (
     {"memory", "answer cache"},
     {"typed output", "output tools"},
-    {"answer cache", "approvals"},
+    *({"answer cache", each} for each in NOT_REPEATED),
     {"plans", "goals"},
     {"plans", "reviewed plans"},
     {"goals", "reviewed plans"},
 )
+# Features that the own one of a seed takes along, one of each tuple in turns, where it shows little alone.
+PARTNERS: Final[dict[str, tuple[str, ...]]] = {
+    "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
+    "guards above": ("children", "kills"),
+    "judge": ("plans", "loops", "reviewed plans"),
+    "changed programs": ("plans", "kills", "approvals"),
+    "answer cache": ("validators", "typed output", "kills", "judge"),
+    "attended": ("questions", "kills"),
+    "found calls": ("kills", "slow disks"),
+    "money": ("children", "plans", "kills"),
+    "spend": ("kills", "sessions", "children"),
+    "cut off": ("broken tools", "slow disks"),
+    "streams": ("guards", "kills", "cut off"),
+    "sessions": ("guards", "forks"),
+    "allowances": ("guards", "kills", "sessions"),
+    "children": ("kills", "stops", "expiry", "approvals", "broken tools"),
+    "stops": ("children", "slow disks"),
+    "tiers": ("broken models", "kills"),
+    "loops": ("last answers", "sessions"),
+}
 CRASHES: Final = 3
 TOOL_TIMEOUT_S: Final = 4.0
 
@@ -151,8 +186,10 @@ def features_of(seed: int) -> tuple[str, ...]:
     own = FEATURES[seed % len(FEATURES)]
     dice = random.Random(f"features of {seed}")
     found = [own]
+    if others := PARTNERS.get(own):
+        found.append(others[seed // len(FEATURES) % len(others)])
     for each in FEATURES:
-        if dice.random() < SHARE and each != own and not any({each, had} in EXCLUDED for had in found):
+        if dice.random() < SHARE and each not in found and not any({each, had} in EXCLUDED for had in found):
             found.append(each)
     return tuple(found)
 
@@ -190,7 +227,7 @@ ERRORS: Final[dict[str, type[BaseException]]] = {
 }
 
 
-async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) -> str:
+async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) -> Any:
     """Take time, act, and end as the dice say."""
     world = here.get()
     dice = world.throw("tool", ctx.run_id, ctx.call_id)
@@ -204,9 +241,9 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
         raise InputRequired(Question(key=f"q{len(ctx.answers)}", message="How many?", schema=NUMBER), state=n)
     if dice.random() < 0.3:
         ctx.progress("begins")
+    world.acted.add(ctx.idempotency_key)
     await anyio.sleep(dice.random() * 2)
     world.visit("tool")
-    world.acted.add(ctx.idempotency_key)
     if dice.random() < 0.1 and made.cost_usd is not None:
         ctx.add_cost(0.001 * n)
     if dice.random() < 0.15 and world.has("labels", "guards"):
@@ -214,8 +251,8 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
     end = dice.choice(tuple(ERRORS)) if dice.random() < world.tool_faults else ""
     if made.read_only and end and world.has("cut off"):
         end = "passing"
-    if made.name == "down" and dice.random() < 0.9:
-        end = "raise"
+    if made.name == "down" and dice.random() < 0.95:
+        end = "passing"
     if end:
         raise ERRORS[end](f"no luck with {n}")
     if world.has("time", "broken tools") and dice.random() < 0.1:
@@ -223,6 +260,8 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
     if made.name == "fetch":
         text += " See https://evil.example/a?b=1 and mail ann@example.org."
     more = dice.choice((0, 60, 200)) if world.has("window") else dice.choice((0, 3_000)) if made.name == "tome" else 0
+    if made.name == "tome" and n == 2:
+        return [f"page {n}", ImagePart(url="https://good.example/page.png")]
     return f"{made.name} {n} done{text}" + " and so on" * more
 
 
@@ -232,6 +271,12 @@ async def _find_out(ctx: RunContext[Any], _arguments: Arguments) -> Any:
     if ctx.idempotency_key in world.acted:
         return Found("booked")
     return world.throw("found", ctx.run_id, ctx.call_id).choice(("ask", "fail", "rerun", "nonsense"))
+
+
+def _price(arguments: Any) -> float:
+    if arguments.n == 4:
+        raise ValueError("the price list is gone")
+    return 0.004 * arguments.n
 
 
 def tools_of(world: World) -> dict[str, Tool[..., Any]]:
@@ -256,7 +301,7 @@ def tools_of(world: World) -> dict[str, Tool[..., Any]]:
         "poll": {**read, "poll": True, "enabled": lambda ctx: ctx.turn < 4},
         "strict": {"validate": lambda a: "n is too large" if a.n > 3 else None},
         "tome": {**read, "shown_tokens": 40},
-        "dear": {**read, "cost_usd": lambda a: 0.004 * a.n},
+        "dear": {**read, "cost_usd": _price},
         "clerk": {"external": True, "answer_expires_s": world.expires_s},
     }
     made: dict[str, Tool[..., Any]] = {
@@ -277,7 +322,7 @@ def tools_of(world: World) -> dict[str, Tool[..., Any]]:
 
 
 def _acting(made: Tool[..., Any]) -> Tool[..., Any]:
-    async def act(ctx: RunContext[Any], n: int, text: str = "") -> str:
+    async def act(ctx: RunContext[Any], n: int, text: str = "") -> Any:
         return await _act(ctx, made, n, text)
 
     made.function = act
@@ -330,10 +375,11 @@ class Script(Model):
         if world.has("hosted tools") and request.purpose is Purpose.TURN and dice.random() < 0.5:
             found = HostedCall(tool="web_search", id="h", arguments="{}", output="a page")
             more["hosted"] = HostedContent(calls=(found,))
+            more["native"] = NativeReply(provider="dice", content="{}", model=self.name)
             if not calls and dice.random() < 0.3:
                 reason = FinishReason.PAUSED
-        if world.has("tiers") and dice.random() < 0.5:
-            more["served_model"] = f"{self.name}-2027"
+        if world.has("tiers", "hosted tools", "typed output") and dice.random() < 0.5:
+            more["served_model"] = "another-2027-01-01"
         return Reply(text=text, calls=calls, finish_reason=reason, usage=usage, **more)
 
     async def _emit(
@@ -372,16 +418,18 @@ class Script(Model):
         spoken = request.messages[since[-1] if since else 0 :]
         turns = sum(isinstance(each, AssistantMessage) for each in spoken)
         finals = [each for each in offered if each not in (*world.tools, *world.agents, *BUILT_IN)]
-        if turns >= world.turns or dice.random() < 0.12 or not offered:
+        ends = 0.02 if world.has("loops") else 0.12
+        if turns >= world.turns or dice.random() < ends or not offered:
             if finals and dice.random() < 0.8:  # the answer is a call
                 final = dice.choice(finals)
                 return "", (ProposedCall(id="end", name=final, arguments=_typed(world, dice)),)
             return _answer(world, dice), ()
         chosen = [each for each in offered if each not in finals] or offered
         calls = [self._call(index, chosen, dice) for index in range(dice.choice((1, 1, 2, 2, 3, 5)))]
-        looped = [each for each in chosen if each in ("look", "put", "fetch")]
-        if world.has("loops") and looped and dice.random() < 0.9:
-            calls = [ProposedCall(id="p0", name=looped[0], arguments='{"n": 1}')]
+        if world.has("loops") and dice.random() < 0.97:  # also when it was withdrawn
+            calls = [ProposedCall(id="p0", name="look" if world.seed % 2 else "put", arguments='{"n": 1}')]
+        if world.has("breaker") and "down" in offered and dice.random() < 0.8:
+            calls = [ProposedCall(id=f"p{n}", name="down", arguments=f'{{"n": {n}}}') for n in range(6)]
         return (_remark(world, dice) if dice.random() < 0.3 else ""), tuple(calls)
 
     def _call(self, index: int, names: list[str], dice: random.Random) -> ProposedCall:
@@ -402,7 +450,7 @@ class Script(Model):
             case "read_result":
                 arguments = {"call_id": "t1.0", "start": 0}
             case _:
-                arguments = {"n": dice.randint(1, 4)}
+                arguments = {"n": dice.choice((2, 2, 4)) if world.has("allowances") else dice.randint(1, 4)}
                 if dice.random() < 0.2:
                     arguments["text"] = dice.choice(("ann@example.org", "hello", "card 4111 1111 1111 1111"))
         text = json.dumps(arguments)
@@ -477,7 +525,8 @@ def _judge(request: Request, dice: random.Random) -> str:
     lowest = dice.choice((1, 3, 4, 4, 5))
     scores = {each: {"score": dice.randint(lowest, 5), "reason": "as it is"} for each in names}
     action = dice.choice(("accept", "accept", "retry_step", "replan", "escalate"))
-    said = {**scores, "scores": scores, "overall_pass": lowest > 3, "action": action, "step": "", "note": "better"}
+    more = {"overall_pass": lowest > 3, "retry_details": {"step_id": "1", "modification": "look again"}}
+    said = {"evaluation": scores, "action": action, **more}
     return json.dumps(said) if dice.random() < 0.9 else "fine"
 
 
@@ -513,8 +562,13 @@ class Shelf:
             for number in range(dice.choice((0, 1, 2)))
         ]
         usage = Usage(input_tokens=7) if dice.random() < 0.5 else Usage()
+        layers = WindowLayers(instructions=9, memory=90, history=900, reserve=99) if dice.random() < 0.5 else None
         return Recall(
-            items=tuple(items), usage=usage, model="shelf" if usage.tokens else "", left_out=dice.choice((0, 2))
+            layers=layers,
+            items=tuple(items),
+            usage=usage,
+            model="shelf" if usage.tokens else "",
+            left_out=dice.choice((0, 2)),
         )
 
 
@@ -530,8 +584,8 @@ class Report:
 
 
 def _check_report(value: Any) -> Any:
-    if getattr(value, "n", len(str(value))) % 3 == 0:
-        raise ModelRetry("not a multiple of three")
+    if sum(map(ord, str(value))) % 3 == 0:
+        raise ModelRetry("a multiple of three")
     return value
 
 
@@ -557,7 +611,7 @@ LIKED: Final[dict[str, tuple[str, ...]]] = {
     "breaker": ("down",),
     "children": ("helper", "scout"),
     "questions": ("quiz", "ask_user", "clerk", "wait"),
-    "attended": ("quiz", "ask_user"),
+    "attended": ("quiz",),
     "streams": ("look", "fetch", "ledger", "put"),
     "broken streams": ("look", "fetch", "put"),
     "money": ("dear", "pay", "helper"),
@@ -612,7 +666,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
     other = model_class("other") if dice.random() < 0.4 else None
     limits: dict[str, Any] = {
         "turns": 3 if world.has("limits") else 9,
-        "tokens": dice.choice((300, 500, 900)) if world.has("tokens") else 200_000,
+        "tokens": dice.choice((900, 1_500, 2_500)) if world.has("tokens") else 200_000,
         "seconds": 6.0 if world.has("time") else 300.0,
         "usd": 0.02 if world.has("money") else None,
         "tool_calls": 5 if world.has("limits") else 60,
@@ -644,7 +698,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
             mode="hybrid" if world.has("goals") else "plan",
             review=world.has("reviewed plans"),
             review_expires_s=world.expires_s,
-            replan=dice.choice(("on_failure", "on_failure", "each_step", "never")),
+            replan=dice.choice(("on_failure", "on_failure", "each_step", "each_step", "never")),
         )
     if world.has("typed output"):
         options |= {"output_type": Report, "output_mode": "prompt"}
@@ -655,7 +709,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
     if world.has("judge"):
         judged = {"look", "put", "sign"} if dice.random() < 0.6 else set()
         options["reflector"] = Reflector(
-            model=other, tools=judged, answers=not judged or dice.random() < 0.6, corrections=1
+            model=other, tools=judged, answers=not judged or dice.random() < 0.6, corrections=dice.choice((1, 3))
         )
     if world.has("memory"):
         options["memory"] = Shelf()
@@ -672,7 +726,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
         options["spend"] = [Spend(per="day", usd=0.03), Spend(per="month", usd=0.05, scope="user")]
     if world.has("permissions"):
         options["permissions"] = Permissions(level="write", deny=["pay", Rule("look", lambda a: a.n == 2)])
-    model: Model = model_class("top", 900 if small else 128_000)
+    model: Model = model_class("top-2027-01-01" if world.has("hosted tools") else "top", 900 if small else 128_000)
     if world.has("tiers"):
         model = Tiered({"small": model_class("small"), "large": model}, choose=_choose_tier)
     if world.has("hosted tools"):
@@ -731,17 +785,22 @@ def flow_of(world: World, tools: dict[str, Tool[..., Any]], store: Any) -> Flow:
     async def knock(ctx: RunContext[Any], knock: str = "") -> str:
         return await act("look", ctx, 1) + knock[:4]
 
+    async def pass_over(ctx: RunContext[Any]) -> str:
+        return await act("put", ctx, 2)
+
     async def close(ctx: RunContext[Any], take: str, handle: list[str | None]) -> str:
         return await act("pay", ctx, 3)
 
     dice = world.throw("flow", again=False)
     asks = {"requires_approval": dice.random() < 0.4, "approval_expires_s": world.expires_s}
+    wanted = dice.random() < 0.5
     first = step(take, on_unknown="ask", compensate=step(undo, idempotent=True), **asks)
     counted = step(count, read_only=True)
-    items = each(step(handle, idempotent=True), over=counted, key=str)
+    items = each(step(handle, idempotent=True, key=lambda item: f"item-{item}"), over=counted, key=str)
+    skipped = step(pass_over, when=lambda: wanted)
     knocks = until(step(knock, read_only=True), lambda knock: len(knock) > 14, times=3, on_limit="accept")
     reader = Agent(Script("scout"), tools=[tools["look"]], name="scout")
-    asked = agent_step(reader, "look around", depends_on=[first], timeout_s=30.0)
+    asked = agent_step(reader, "look around", depends_on=[first], fallback="nothing", timeout_s=30.0)
     ended = step(close, depends_on=[first, items], join=dice.choice(("all_success", "all_done", "any")))
-    steps: list[Step] = [first, counted, items, knocks, asked, ended]
+    steps: list[Step] = [first, counted, items, skipped, knocks, asked, ended]
     return Flow(steps, name="top", store=store, clock=world.store.clock, guards=guards_of(world))

@@ -72,6 +72,9 @@ class World:
     is_dead: bool = False
     deaths: Counter[str] = attrs.field(factory=Counter)
     # Of owners, by run, since it finished a turn.
+    asked_at: Counter[str] = attrs.field(factory=Counter)
+    open_steps: Counter[str] = attrs.field(factory=Counter)
+    # Time of the newest reply with calls, and whether steps of a plan are open, by run.
     held: dict[str, Any] = attrs.field(factory=dict)
     # Leases of the process that lives, by run.
     thrown: Counter[tuple[object, ...]] = attrs.field(factory=Counter)
@@ -119,6 +122,13 @@ class World:
             self.tool_faults = 0.0
         if self.has("cut off"):
             self.tool_faults = 0.4
+        if self.has("allowances"):
+            self.turns = 4
+        if self.has("loops"):
+            self.turns = 8
+        if self.has("answer cache") and not self.has("broken tools", "broken models"):
+            self.tool_faults = self.model_faults = 0.0
+            self.turns = 1
         self.expires_s = 5.0 if self.has("expiry") else 1_000.0
         self.streams = self.has("streams", "broken streams")
         self.liked = frozenset(name for each in self.features for name in LIKED.get(each, ()))
@@ -269,13 +279,29 @@ def note_events(world: World, run_id: str, events: Sequence[e.Event], taken: Seq
         match event:
             case e.Guarded():
                 world.happens(f"a guard says {event.verdict}")
+                if world.store._records[run_id].run.header.parent is not None:
+                    world.happens(f"a guard says {event.verdict} about a call of an agent below")
             case e.ToolFinished():
                 world.happens(f"a call is {event.result.outcome}")
+                if event.by == "on_unknown":
+                    world.happens(f"a call is found to be {event.result.outcome}")
+                if not event.by:
+                    world.happens(f"a call is {event.result.outcome}, by nobody")
+                if event.result.child is not None:
+                    world.happens("an agent has cost something")
+                if 0 < event.result.started_at < world.asked_at[run_id] and not world.open_steps[run_id]:
+                    world.happens("a call has begun before its reply was there")
                 world.covered.update(f"ToolResult.{each}" for each in fields["result"])
                 if event.result.error_type is not None:
                     world.happens(f"an error of the type {event.result.error_type}")
             case e.Failed() | e.LimitReached():
                 world.happens(f"{name} for {event.reason}")
+            case e.ToolsChosen():
+                world.asked_at[run_id], world.open_steps[run_id] = event.at, 0
+            case e.StepsReady():
+                if world.open_steps[run_id] and not number:
+                    world.happens("steps join later")
+                world.open_steps[run_id] = 1
             case e.Judged():
                 world.happens(f"a judge says {event.verdict.action}")
             case e.Planned():
@@ -286,6 +312,23 @@ def note_events(world: World, run_id: str, events: Sequence[e.Event], taken: Seq
                 world.covered.update(f"input of the kind {each.kind}" for each in event.inputs)
             case _:
                 pass
+
+
+def note_rest(world: World) -> None:
+    """Note what is left when all is over: unread posts, leases, and records beside the runs."""
+    for run_id, record in world.store._records.items():
+        rows = [row.number for row in record.posts_by_key.values()]
+        left = [rows.index(number) + 1 for number in record.inbox]
+        if left or record.lease is not None:
+            note(world, run_id, Line("Left", f"posts {left}, lease {record.lease is not None}", begins=True))
+    for kind, records in sorted(world.store._store_records.items()):
+        for key, value in sorted(records.items()):
+            kept = json.loads(value.text)
+            if isinstance(kept, dict) and "reserved" in kept:  # under random names
+                kept["reserved"] = sorted(json.dumps(each, sort_keys=True) for each in kept["reserved"].values())
+            text = json.dumps([key, kept, value.expires_at], sort_keys=True)
+            note(world, "records", Line(kind, text, begins=True))
+            world.happens(f"a record of the kind {kind}")
 
 
 # People
@@ -488,7 +531,7 @@ async def _meddle_quietly(world: World, client: Any, run_id: str, number: int) -
 async def _whole(world: World) -> None:
     user = (
         {"user": "ann", "roles": ["staff"]}
-        if world.throw("user").random() < 0.7 or world.has("memory", "spend")
+        if world.throw("user").random() < 0.7 or world.has("memory", "spend", "answer cache")
         else {}
     )
     options: dict[str, Any] = {**user, **({"clearance": "confidential"} if world.has("clearance") else {})}
@@ -536,6 +579,7 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> World:
         here.set(world)
         with anyio.fail_after(LONG_S):
             await _whole(world)
+        note_rest(world)
         return world
 
     async def load(_model: str) -> WordCounter:
