@@ -39,6 +39,8 @@ from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, 
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.window_layers import WindowLayers
+from agentfsm.flow import Flow, Step, agent_step, step, until
+from agentfsm.flow import each as for_each
 from agentfsm.guards import (
     Guard,
     allow,
@@ -51,7 +53,6 @@ from agentfsm.guards import (
     two_of,
     within_clearance,
 )
-from agentfsm.flow import Flow, Step, agent_step, each, step, until
 from agentfsm.models import Tiered
 from agentfsm.planning import Planner
 from agentfsm.ports import (
@@ -597,6 +598,11 @@ def _remind(run: Any) -> str:
     return f"turn {run.turn // 2}: be brief"
 
 
+# All tools.
+TOOLS: Final = (
+    "look", "fetch", "ledger", "vault", "tome", "put", "pay", "ship", "book", "mail", "draft", "sign", "stamp", "quiz",
+    "down", "poll", "strict", "dear", "clerk", "ask_user", "wait", "note",
+)  # fmt: skip
 # Tools that each feature is about; the model likes them.
 LIKED: Final[dict[str, tuple[str, ...]]] = {
     "guards": ("put", "pay", "ship", "draft"),
@@ -796,7 +802,7 @@ def flow_of(world: World, tools: dict[str, Tool[..., Any]], store: Any) -> Flow:
     wanted = dice.random() < 0.5
     first = step(take, on_unknown="ask", compensate=step(undo, idempotent=True), **asks)
     counted = step(count, read_only=True)
-    items = each(step(handle, idempotent=True, key=lambda item: f"item-{item}"), over=counted, key=str)
+    items = for_each(step(handle, idempotent=True, key=lambda item: f"item-{item}"), over=counted, key=str)
     skipped = step(pass_over, when=lambda: wanted)
     knocks = until(step(knock, read_only=True), lambda knock: len(knock) > 14, times=3, on_limit="accept")
     reader = Agent(Script("scout"), tools=[tools["look"]], name="scout")

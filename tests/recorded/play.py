@@ -25,7 +25,7 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock
-from tests.recorded.cast import LIKED, agent_of, features_of, here
+from tests.recorded.cast import LIKED, TOOLS, agent_of, features_of, here
 from tests.simulation.seeded import run_seeded
 from tests.support.checks import Wrapped
 from tests.support.word_counter import WordCounter
@@ -35,6 +35,15 @@ ROUNDS: Final = 10
 SPARE: Final = 4
 # A guard against a play that never ends, in virtual seconds.
 LONG_S: Final = 100_000.0
+
+
+@attrs.frozen
+class Task:
+    """A run that is begun, unless it exists."""
+
+    run_id: str
+    prompt: Any
+    options: dict[str, Any]
 
 
 class KilledError(BaseException):
@@ -85,31 +94,7 @@ class World:
     expires_s: float = attrs.field(init=False)
     streams: bool = attrs.field(init=False)
     liked: frozenset[str] = attrs.field(init=False)
-    tools: tuple[str, ...] = tuple(
-        [
-            "look",
-            "fetch",
-            "ledger",
-            "vault",
-            "put",
-            "pay",
-            "ship",
-            "book",
-            "mail",
-            "draft",
-            "sign",
-            "stamp",
-            "quiz",
-            "down",
-            "poll",
-            "strict",
-            "dear",
-            "clerk",
-            "ask_user",
-            "wait",
-            "note",
-        ]
-    )
+    tools: tuple[str, ...] = TOOLS
     agents: tuple[str, ...] = ("helper", "scout")
 
     def __attrs_post_init__(self) -> None:
@@ -406,8 +391,9 @@ async def meddle(world: World, client: Any, run_id: str, number: int) -> None:
 # Executions
 
 
-async def execute(world: World, how: str, run_id: str, prompt: Any, options: dict[str, Any]) -> None:
+async def execute(world: World, how: str, task: Task) -> None:
     """Execute the run as far as it goes."""
+    run_id, prompt, options = task.run_id, task.prompt, task.options
     known = run_id in world.store._records
     changed = known and world.has("changed programs") and world.throw("program").random() < 0.6
     agent: Any = agent_of(world, Disk(world), changed=changed)
@@ -444,7 +430,7 @@ async def _attend(item: Pending) -> Answer | None:
     return None if dice.random() < 0.3 else Answer(content={"n": dice.randint(1, 9)}, by="eve")
 
 
-async def live(world: World, how: str, number: int, run_id: str, prompt: Any, options: dict[str, Any]) -> None:
+async def live(world: World, how: str, number: int, task: Task) -> None:
     """Let a process live until it has nothing to do or dies."""
     dice = world.throw("life", number)
     world.is_dead, world.moments, world.kill_at, world.held = False, Counter(), None, {}
@@ -470,7 +456,7 @@ async def live(world: World, how: str, number: int, run_id: str, prompt: Any, op
         world.tell(f"{number}: {how}, killed at {world.kill_at}, cut off after {cut_s:.2f} s")
     try:
         with anyio.move_on_after(cut_s) as scope:
-            await execute(world, how, run_id, prompt, options)
+            await execute(world, how, task)
         if scope.cancelled_caught:
             world.happens("cut off")
     except AgentError as error:
@@ -488,8 +474,9 @@ async def live(world: World, how: str, number: int, run_id: str, prompt: Any, op
         world.held = {}
 
 
-async def finish(world: World, run_id: str, prompt: Any, options: dict[str, Any]) -> Run | None:
+async def finish(world: World, task: Task) -> Run | None:
     """Have a run begun and brought to its end, whatever happens."""
+    run_id = task.run_id
     for number in range(ROUNDS + SPARE):
         dice = world.throw("round", run_id)
         ways = ["resume", "resume"]
@@ -502,7 +489,7 @@ async def finish(world: World, run_id: str, prompt: Any, options: dict[str, Any]
         async with anyio.create_task_group() as people:
             if world.has("inbox", "stops", "children", "approvals") and number < 3:
                 people.start_soon(_meddle_quietly, world, client, run_id, number)
-            await live(world, dice.choice(ways), number, run_id, prompt, options)
+            await live(world, dice.choice(ways), number, task)
             people.cancel_scope.cancel()
         world.is_dead = False
         if run_id not in world.store._records:
@@ -539,11 +526,11 @@ async def _whole(world: World) -> None:
         options["labels"] = ["private"]
     if world.has("sessions", "allowances"):
         options["session"] = "s"
-    task = {} if world.has("flows") else "do it with n 2"
-    await finish(world, "r0", task, options)
+    first: Any = {} if world.has("flows") else "do it with n 2"
+    await finish(world, Task("r0", first, options))
     if world.has("sessions", "allowances", "spend", "answer cache", "breaker", "guards"):
-        again = task if world.has("answer cache", "flows") else "and now the rest"
-        await finish(world, "r1", again, options)
+        again = first if world.has("answer cache", "flows") else "and now the rest"
+        await finish(world, Task("r1", again, options))
     if world.has("forks"):
         await _fork(world)
 
@@ -568,7 +555,7 @@ async def _fork(world: World) -> None:
             world.happens(f"a fork is refused: {type(error).__name__}")
             continue
         world.happens("a fork with an edit" if edit else "a fork")
-        await finish(world, name, "do it", {})
+        await finish(world, Task(name, "do it", {}))
 
 
 def play(seed: int, tell: Callable[[str], None] | None = None) -> World:
