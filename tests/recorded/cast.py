@@ -132,6 +132,10 @@ FEATURES: Final = (
     "long results",
     "four eyes",
     "slow disks",
+    "all before a request",
+    "all on a reply",
+    "all before a start",
+    "all on a result",
 )
 # How likely a feature is that is not the seed's own.
 SHARE: Final = 0.09
@@ -158,6 +162,13 @@ EXCLUDED: Final = (
     {"plans", "reviewed plans"},
     {"goals", "reviewed plans"},
 )
+# Features that meet at one point of the engine, so that their order shows: most of them, where the own one is this.
+MEETINGS: Final[dict[str, tuple[str, ...]]] = {
+    "all before a request": ("memory", "plans", "selection", "reminder", "window", "spend", "last answers", "labels"),
+    "all on a reply": ("output tools", "text filters", "hosted tools", "validators", "judge", "loops", "streams"),
+    "all before a start": ("guards", "approvals", "money", "spend", "permissions", "breaker", "kills", "allowances"),
+    "all on a result": ("children", "money", "labels", "clearance", "long results", "plans", "kills", "expiry"),
+}
 # Features that the own one of a seed takes along, one of each tuple in turns, where it shows little alone.
 PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
@@ -187,6 +198,7 @@ def features_of(seed: int) -> tuple[str, ...]:
     own = FEATURES[seed % len(FEATURES)]
     dice = random.Random(f"features of {seed}")
     found = [own]
+    found += [each for each in MEETINGS.get(own, ()) if dice.random() < 0.8]
     if others := PARTNERS.get(own):
         found.append(others[seed // len(FEATURES) % len(others)])
     for each in FEATURES:
@@ -634,7 +646,7 @@ LIKED: Final[dict[str, tuple[str, ...]]] = {
     "four eyes": ("sign", "stamp", "pay"),
     "slow disks": ("put", "pay", "book"),
     "cut off": ("look", "put"),
-    "changed programs": ("put", "pay", "sign"),
+    "changed programs": ("put", "put", "pay", "sign"),
 }
 
 
@@ -669,7 +681,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
         return flow_of(world, tools, store)
     small = world.has("window")
     model_class = Priced if world.has("money", "spend") else Script
-    other = model_class("other") if dice.random() < 0.4 else None
+    other = model_class("other") if dice.random() < 0.5 else None
     limits: dict[str, Any] = {
         "turns": 3 if world.has("limits") else 9,
         "tokens": dice.choice((900, 1_500, 2_500)) if world.has("tokens") else 200_000,

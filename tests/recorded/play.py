@@ -352,7 +352,10 @@ async def decide(world: World, client: Any, item: Pending, *, always: bool = Fal
 
 async def _approve(world: World, client: Any, item: Pending, dice: random.Random, by: str) -> None:
     which, rejected = (item.run_id, item.call_id), 0.4 if world.has("approvals") else 0.2
-    if dice.random() < rejected:
+    if world.has("four eyes") and "n" in item.arguments and dice.random() < 0.5:
+        world.happens("edited by one of four eyes")
+        await client.approve(*which, by="ann", arguments={**item.arguments, "n": dice.choice((1, 2, 4))})
+    elif dice.random() < rejected:
         world.happens("rejected")
         await client.reject(*which, by=by, message=dice.choice(("", "not today")))
     elif world.has("allowances") and dice.random() < 0.7 and "n" in item.arguments:
@@ -395,7 +398,7 @@ async def execute(world: World, how: str, task: Task) -> None:
     """Execute the run as far as it goes."""
     run_id, prompt, options = task.run_id, task.prompt, task.options
     known = run_id in world.store._records
-    changed = known and world.has("changed programs") and world.throw("program").random() < 0.6
+    changed = known and world.has("changed programs") and world.throw("program").random() < 0.8
     agent: Any = agent_of(world, Disk(world), changed=changed)
     if known and how != "worker" and world.has("changed programs"):
         names = {"put": "place"} if changed and agent.tools.get("place") is not None else {}
