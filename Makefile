@@ -19,6 +19,7 @@ SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histor
 SOAK_crash := tests/crash  ## 11 min
 SOAK_simulation := tests/simulation  ## 32 min
 SOAK_changed := tests/changed  ## 35 min
+SOAK_recorded := tests/recorded  ## 1 min
 SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
@@ -26,7 +27,7 @@ SOAK_cli := tests/cli  ## 3 min
 SOAK_engines := tests/engines  ## 4 min
 SOAK_packaging := tests/packaging  ## 3 min
 SOAK_serve := $(SERVE)  ## 13 min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed recorded stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
 .PHONY: help demo test check types lowest matrix bench soak docs site reference diagram format clean

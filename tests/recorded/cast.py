@@ -53,7 +53,7 @@ from agentfsm.guards import (
     two_of,
     within_clearance,
 )
-from agentfsm.models import Tiered
+from agentfsm.models import TierClassifier, Tiered
 from agentfsm.planning import Planner
 from agentfsm.ports import (
     CallChunk,
@@ -172,15 +172,21 @@ MEETINGS: Final[dict[str, tuple[str, ...]]] = {
 # Features that the own one of a seed takes along, one of each tuple in turns, where it shows little alone.
 PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
-    "guards above": ("children", "kills"),
+    "guards above": ("children", "children, kills"),
     "judge": ("plans", "loops", "reviewed plans"),
-    "changed programs": ("plans", "kills", "approvals"),
-    "answer cache": ("validators", "typed output", "kills", "judge"),
+    "changed programs": (
+        "goals, kills",
+        "goals, kills, judge",
+        "goals, kills, approvals",
+        "plans, kills",
+        "goals, cut off",
+    ),
+    "answer cache": ("judge", "typed output", "kills", "judge", "validators"),
     "attended": ("questions", "kills"),
-    "found calls": ("kills", "slow disks"),
+    "found calls": ("kills", "slow disks, kills"),
     "money": ("children", "plans", "kills"),
     "spend": ("kills", "sessions", "children"),
-    "cut off": ("broken tools", "slow disks"),
+    "cut off": ("slow disks", "broken tools", "slow disks, broken tools"),
     "streams": ("guards", "kills", "cut off"),
     "sessions": ("guards", "forks"),
     "allowances": ("guards", "kills", "sessions"),
@@ -188,6 +194,9 @@ PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "stops": ("children", "slow disks"),
     "tiers": ("broken models", "kills"),
     "loops": ("last answers", "sessions"),
+    "time": ("broken tools", "slow disks", "children"),
+    "slow disks": ("cut off", "time", "stops", "cut off, kills"),
+    "inbox": ("children", "plans", "kills"),
 }
 CRASHES: Final = 3
 TOOL_TIMEOUT_S: Final = 4.0
@@ -200,7 +209,7 @@ def features_of(seed: int) -> tuple[str, ...]:
     found = [own]
     found += [each for each in MEETINGS.get(own, ()) if dice.random() < 0.8]
     if others := PARTNERS.get(own):
-        found.append(others[seed // len(FEATURES) % len(others)])
+        found += [each for each in others[seed // len(FEATURES) % len(others)].split(", ") if each not in found]
     for each in FEATURES:
         if dice.random() < SHARE and each not in found and not any({each, had} in EXCLUDED for had in found):
             found.append(each)
@@ -423,6 +432,8 @@ class Script(Model):
                 return _plan(request, dice), ()
             case Purpose.JUDGE:
                 return _judge(request, dice), ()
+            case Purpose.ROUTING:
+                return dice.choice(("small", "large", "neither")), ()
             case Purpose.TOOL_SELECTION:
                 return json.dumps(dice.sample(sorted(world.tools), 4)), ()
             case Purpose.SUMMARY | Purpose.PLAN_QUESTION | Purpose.LAST_ANSWER:
@@ -535,7 +546,7 @@ def _judge(request: Request, dice: random.Random) -> str:
         said = {"correct": dice.random() < 0.7, "more_needed": dice.random() < 0.4, "next_step": "look again"}
         return json.dumps(said)
     names = ("completeness", "correctness", "format")
-    lowest = dice.choice((1, 3, 4, 4, 5))
+    lowest = dice.choice((4, 5)) if here.get().has("answer cache") else dice.choice((1, 3, 4, 4, 5))
     scores = {each: {"score": dice.randint(lowest, 5), "reason": "as it is"} for each in names}
     action = dice.choice(("accept", "accept", "retry_step", "replan", "escalate"))
     more = {"overall_pass": lowest > 3, "retry_details": {"step_id": "1", "modification": "look again"}}
@@ -603,11 +614,18 @@ def _check_report(value: Any) -> Any:
 
 
 def _choose_tier(request: Request) -> str | None:
-    return "small" if len(request.messages) < 3 else None
+    return "small" if len(request.messages) == 3 else None
+
+
+class Sourced(str):
+    """A text that was rendered from a prompt."""
+
+    __slots__ = ()
+    sources = ("brief@1#abc",)
 
 
 def _remind(run: Any) -> str:
-    return f"turn {run.turn // 2}: be brief"
+    return Sourced(f"turn {run.turn // 2}: be brief")
 
 
 # All tools.
@@ -743,10 +761,12 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
     if world.has("spend"):
         options["spend"] = [Spend(per="day", usd=0.03), Spend(per="month", usd=0.05, scope="user")]
     if world.has("permissions"):
-        options["permissions"] = Permissions(level="write", deny=["pay", Rule("look", lambda a: a.n == 2)])
+        odd = [] if world.has("answer cache") else [Rule("look", lambda a: a.n == 2)]  # whose text differs by process
+        options["permissions"] = Permissions(level="write", deny=["pay", *odd])
     model: Model = model_class("top-2027-01-01" if world.has("hosted tools") else "top", 900 if small else 128_000)
     if world.has("tiers"):
-        model = Tiered({"small": model_class("small"), "large": model}, choose=_choose_tier)
+        router = TierClassifier(model_class("router"), {"small": "what is easy", "large": "all else"})
+        model = Tiered({"small": model_class("small"), "large": model}, choose=_choose_tier, classifier=router)
     if world.has("hosted tools"):
         mine = [*mine, WebSearch()]
     limit = Limits(**limits)
@@ -754,7 +774,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
         model,
         tools=mine,
         instructions="Do it in another way." if changed else "Do it.",
-        guards=guards_of(world),
+        guards=[*guards_of(world), *([Guard(ask("put", "place", "book", "ship"))] if changed else [])],
         limits=limit,
         settings=settings,
         last_answer=world.has("last answers"),

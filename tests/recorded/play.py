@@ -534,6 +534,9 @@ async def _whole(world: World) -> None:
     if world.has("sessions", "allowances", "spend", "answer cache", "breaker", "guards"):
         again = first if world.has("answer cache", "flows") else "and now the rest"
         await finish(world, Task("r1", again, options))
+    if world.has("answer cache"):
+        await anyio.sleep(60.0)
+        await finish(world, Task("r2", again, options))
     if world.has("forks"):
         await _fork(world)
 

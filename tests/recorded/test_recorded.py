@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import attrs
 import pytest
 
-from agentfsm.core.events import EVENTS
+from agentfsm.core.events import EVENTS, Action, GuardVerdict, PlanKind
+from agentfsm.core.inbox import InputKind
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm.core.usage import Purpose
 from tests.recorded.cast import FEATURES, features_of
 from tests.recorded.recording import SEEDS, difference, journals, read
 
@@ -62,6 +67,53 @@ def test_every_feature_has_its_seeds():
     own = Counter(features_of(seed)[0] for seed in SEEDS)
     assert min(own[each] for each in FEATURES) >= 5
     assert {features_of(seed)[0] for seed in SEEDS[::EVERY]} == set(FEATURES)
+
+
+# What no seed reaches, and why.
+UNREACHED = {
+    "AnswerDrafted.answered_from": "a repeated answer, at the end of which new input arrives",
+    "Continued.is_last": "journals of format 3 and older",
+    "ToolResult.sandbox": "a process of its own, in real time",
+    "an error of the type rate_limited": "a status of HTTP",
+    "Failed for completed": "the reason of an answer",
+    "Failed for parked": "journals of format 3 and older",
+    **{f"asked for a {each}": "no request to a model" for each in ("memory", "tool", "agent")},
+    **{
+        f"LimitReached for {each}": "ends a run without a last answer"
+        for each in ("completed", "parked", "cancelled", "guard", "model_error", "step_failed")
+    },
+}
+# What the seeds do beside that.
+DEEDS = """
+    a call has begun before its reply was there; a call is found to be done; a call is rejected, by nobody;
+    a fork; a fork with an edit; a guard says allow about a call of an agent below; a plan is replan;
+    a guard says ask about a call of an agent below; a guard says refuse about a call of an agent below;
+    a question is answered; a record of the kind allowance; a record of the kind answer_cache;
+    a record of the kind spend;
+    a stream breaks; a tool is answered; allowed for the session; an agent has cost something;
+    an attending person is asked; approved; approved with other arguments; cancel is asked for; cut off;
+    edited by one of four eyes; input is sent; killed at append; killed at model; killed at tool; pause is asked for;
+    rejected; settled with failed; settled with rerun; settled with result; steps join later
+"""
+
+
+def test_the_seeds_reach_everything():
+    """Every field of each event, every verdict, outcome, error, purpose and reason to stop, and all deeds of people."""
+    kinds = [(kind.__name__, kind) for kind in (*EVENTS, ToolResult)]
+    unsaid = {"at", "took_s", "origin"}
+    wanted = {f"{name}.{field.name}" for name, kind in kinds for field in attrs.fields(kind)}
+    wanted -= {f"{name}.{field}" for name, _ in kinds for field in unsaid}
+    wanted |= {f"a guard says {each}" for each in GuardVerdict} | {f"a judge says {each}" for each in Action}
+    wanted |= {f"a plan is {each}" for each in PlanKind} | {f"a call is {each}" for each in Outcome}
+    wanted |= {f"an error of the type {each}" for each in ErrorType} | {f"asked for a {each}" for each in Purpose}
+    wanted |= {f"{how} for {each}" for how in ("Failed", "LimitReached") for each in StopReason}
+    wanted |= {f"input of the kind {each}" for each in InputKind}
+    wanted |= {" ".join(each.split()) for each in DEEDS.split(";")}
+    covered = read()[1]
+    missing = sorted(wanted - UNREACHED.keys() - covered.keys())
+    assert not missing, ", ".join(missing)
+    assert not UNREACHED.keys() & covered.keys()
+    assert not covered["told MisuseError"]  # a mistake of the play
 
 
 def test_every_event_is_recorded():
