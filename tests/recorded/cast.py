@@ -174,13 +174,7 @@ PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
     "guards above": ("children", "children, kills"),
     "judge": ("plans", "loops", "reviewed plans"),
-    "changed programs": (
-        "goals, kills",
-        "goals, kills, judge",
-        "goals, kills, approvals",
-        "plans, kills",
-        "goals, cut off",
-    ),
+    "changed programs": ("approvals", "kills, guards", "plans, kills", "kills", "plans, cut off"),
     "answer cache": ("judge", "typed output", "kills", "judge", "validators"),
     "attended": ("questions", "kills"),
     "found calls": ("kills", "slow disks, kills"),
@@ -270,6 +264,8 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
         ctx.add_cost(0.001 * n)
     if dice.random() < 0.15 and world.has("labels", "guards"):
         ctx.add_labels(dice.choice(("untrusted", "private", "internal")))
+    if made.name in ("look", "put") and world.has("clearance") and dice.random() < 0.4:
+        ctx.add_labels("restricted")
     end = dice.choice(tuple(ERRORS)) if dice.random() < world.tool_faults else ""
     if made.read_only and end and world.has("cut off"):
         end = "passing"
@@ -722,7 +718,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
     if world.has("guards above", "children", "money") and not world.has("answer cache"):
         mine += _helpers(world, limits)
     if changed:
-        mine = [each for each in mine if each.name != "pay"]
+        mine = [each for each in mine if each.name != "pay" or world.seed % 4]
         mine = [attrs.evolve(each, name="place") if each.name == "put" else each for each in mine]
     if world.has("selection"):
         mine += [tools[each] for each in sorted(tools) if tools[each] not in mine]
@@ -774,7 +770,7 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
         model,
         tools=mine,
         instructions="Do it in another way." if changed else "Do it.",
-        guards=[*guards_of(world), *([Guard(ask("put", "place", "book", "ship"))] if changed else [])],
+        guards=[*guards_of(world), *([Guard(ask("place", "book", "sign"), refuse("ship", "look"))] if changed else [])],
         limits=limit,
         settings=settings,
         last_answer=world.has("last answers"),
@@ -798,7 +794,7 @@ def _helpers(world: World, limits: dict[str, Any]) -> list[Tool[..., Any]]:
         guards=own,
         limits=Limits(**{**limits, "turns": 4, "usd": None}),
     )
-    return [helper.as_tool(timeout_s=15.0, turns=4), attrs.evolve(reader).as_tool(timeout_s=20.0)]
+    return [helper.as_tool(timeout_s=15.0, turns=4, cost_usd=0.001), attrs.evolve(reader).as_tool(timeout_s=20.0)]
 
 
 def flow_of(world: World, tools: dict[str, Tool[..., Any]], store: Any) -> Flow:

@@ -73,6 +73,7 @@ def test_every_feature_has_its_seeds():
 UNREACHED = {
     "AnswerDrafted.answered_from": "a repeated answer, at the end of which new input arrives",
     "Continued.is_last": "journals of format 3 and older",
+    "ToolLost.lacks_tool": "a step whose tool the program has lost: tests/changed has it",
     "ToolResult.sandbox": "a process of its own, in real time",
     "an error of the type rate_limited": "a status of HTTP",
     "Failed for completed": "the reason of an answer",
