@@ -174,7 +174,7 @@ PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
     "guards above": ("children", "children, kills"),
     "judge": ("plans", "loops", "reviewed plans"),
-    "changed programs": ("approvals", "kills, guards", "plans, kills", "kills", "plans, cut off"),
+    "changed programs": ("guards, expiry", "kills, guards", "plans, kills", "kills", "plans, cut off"),
     "answer cache": ("judge", "typed output", "kills", "judge", "validators"),
     "attended": ("questions", "kills"),
     "found calls": ("kills", "slow disks, kills"),
@@ -770,7 +770,18 @@ def agent_of(world: World, store: Any, *, changed: bool = False) -> Agent[Any]:
         model,
         tools=mine,
         instructions="Do it in another way." if changed else "Do it.",
-        guards=[*guards_of(world), *([Guard(ask("place", "book", "sign"), refuse("ship", "look"))] if changed else [])],
+        guards=[
+            *guards_of(world),
+            *(
+                [
+                    Guard(
+                        ask("place", "book", "sign"), refuse("ship", *(("sign",) if world.has("guards") else ("look",)))
+                    )
+                ]
+                if changed
+                else []
+            ),
+        ],
         limits=limit,
         settings=settings,
         last_answer=world.has("last answers"),
