@@ -171,17 +171,17 @@ MEETINGS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Features that the own one of a seed takes along, one of each tuple in turns, where it shows little alone.
 PARTNERS: Final[dict[str, tuple[str, ...]]] = {
-    "last answers": ("limits", "tokens", "money", "time", "loops", "broken models"),
+    "last answers": ("limits, output tools", "tokens", "money", "time", "loops", "broken models"),
     "guards above": ("children", "children, kills"),
     "judge": ("plans", "loops", "reviewed plans"),
     "changed programs": ("guards, expiry", "kills, guards", "plans, kills", "kills", "plans, cut off"),
-    "answer cache": ("judge", "typed output", "kills", "judge", "validators"),
+    "answer cache": ("judge", "typed output, cut off", "kills", "judge", "cut off"),
     "attended": ("questions", "kills"),
     "found calls": ("kills", "slow disks, kills"),
     "money": ("children", "plans", "kills"),
-    "spend": ("kills", "sessions", "children"),
+    "spend": ("cut off", "kills", "sessions", "cut off, time", "children"),
     "cut off": ("slow disks", "broken tools", "slow disks, broken tools"),
-    "streams": ("guards", "kills", "cut off"),
+    "streams": ("guards", "reviewed plans", "cut off", "reviewed plans, guards", "kills"),
     "sessions": ("guards", "forks"),
     "allowances": ("guards", "kills", "sessions"),
     "children": ("kills", "stops", "expiry", "approvals", "broken tools"),
@@ -432,6 +432,10 @@ class Script(Model):
                 return dice.choice(("small", "large", "neither")), ()
             case Purpose.TOOL_SELECTION:
                 return json.dumps(dice.sample(sorted(world.tools), 4)), ()
+            case Purpose.LAST_ANSWER if world.has("output tools") and request.withheld_tools:
+                names = [each.name for each in request.withheld_tools]
+                final = next(each for each in names if each not in (*world.tools, *world.agents, *BUILT_IN))
+                return "", (ProposedCall(id="end", name=final, arguments=_typed(world, dice)),)
             case Purpose.SUMMARY | Purpose.PLAN_QUESTION | Purpose.LAST_ANSWER:
                 return _answer(world, dice), ()
         since = [n for n, each in enumerate(request.messages) if isinstance(each, UserMessage) and not each.is_note]

@@ -22,6 +22,7 @@ from agentfsm.core import events as e
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.limits import SPEND_RECORDS
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.stores import MemoryStore
 from agentfsm.testing.clock import VirtualClock
@@ -210,10 +211,23 @@ class Disk(Wrapped):
         self._be_alive()
         return await self.inner.post(*args, **options)
 
-    async def write_record(self, *args: Any, **options: Any) -> Any:
+    async def write_record(self, kind: str, key: str, *args: Any, **options: Any) -> Any:
         """Write, unless it is dead."""
         self._be_alive()
-        return await self.inner.write_record(*args, **options)
+        written = await self.inner.write_record(kind, key, *args, **options)
+        self._note_record("written", kind, key)
+        return written
+
+    async def delete_record(self, kind: str, key: str, **options: Any) -> Any:
+        """Delete, unless it is dead."""
+        self._be_alive()
+        self._note_record("deleted", kind, key)
+        return await self.inner.delete_record(kind, key, **options)
+
+    def _note_record(self, what: str, kind: str, key: str) -> None:
+        """Note a change of a record beside the runs, but for spending limits, which are written in the background."""
+        if kind != SPEND_RECORDS:
+            note(self.world, "records", Line(what, f"{kind} {key}", begins=True))
 
     def _be_alive(self) -> None:
         if self.world.is_dead:
