@@ -39,6 +39,7 @@ from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, 
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.window_layers import WindowLayers
+from agentfsm.engine.execution.output import FINAL_ANSWER
 from agentfsm.flow import Flow, Step, agent_step, step, until
 from agentfsm.flow import each as for_each
 from agentfsm.guards import (
@@ -178,8 +179,8 @@ PARTNERS: Final[dict[str, tuple[str, ...]]] = {
     "answer cache": ("judge", "typed output, cut off", "kills", "judge", "cut off"),
     "attended": ("questions", "kills"),
     "found calls": ("kills", "slow disks, kills"),
-    "money": ("children", "plans", "kills"),
-    "spend": ("cut off", "kills", "sessions", "cut off, time", "children"),
+    "money": ("children", "cut off", "plans, cut off", "kills", "cut off, time"),
+    "spend": ("cut off", "kills, cut off", "sessions, cut off", "cut off, time", "children, cut off"),
     "cut off": ("slow disks", "broken tools", "slow disks, broken tools"),
     "streams": ("guards", "reviewed plans", "cut off", "reviewed plans, guards", "kills"),
     "sessions": ("guards", "forks"),
@@ -258,7 +259,7 @@ async def _act(ctx: RunContext[Any], made: Tool[..., Any], n: int, text: str) ->
     if dice.random() < 0.3:
         ctx.progress("begins")
     world.acted.add(ctx.idempotency_key)
-    await anyio.sleep(dice.random() * 2)
+    await anyio.sleep(dice.random() * (4 if world.has("cut off") else 2))
     world.visit("tool")
     if dice.random() < 0.1 and made.cost_usd is not None:
         ctx.add_cost(0.001 * n)
@@ -432,10 +433,8 @@ class Script(Model):
                 return dice.choice(("small", "large", "neither")), ()
             case Purpose.TOOL_SELECTION:
                 return json.dumps(dice.sample(sorted(world.tools), 4)), ()
-            case Purpose.LAST_ANSWER if world.has("output tools") and request.withheld_tools:
-                names = [each.name for each in request.withheld_tools]
-                final = next(each for each in names if each not in (*world.tools, *world.agents, *BUILT_IN))
-                return "", (ProposedCall(id="end", name=final, arguments=_typed(world, dice)),)
+            case Purpose.LAST_ANSWER if world.has("output tools") and dice.random() < 0.7:
+                return "", (ProposedCall(id="end", name=FINAL_ANSWER, arguments=_typed(world, dice)),)
             case Purpose.SUMMARY | Purpose.PLAN_QUESTION | Purpose.LAST_ANSWER:
                 return _answer(world, dice), ()
         since = [n for n, each in enumerate(request.messages) if isinstance(each, UserMessage) and not each.is_note]
