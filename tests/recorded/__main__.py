@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from tests.recorded.cast import features_of
-from tests.recorded.play import play
 from tests.recorded.recording import record
+from tests.recorded.seeded_play import play
 
 
 def main(words: list[str]) -> int:

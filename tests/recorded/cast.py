@@ -75,7 +75,7 @@ from agentfsm.tools.run_context import Found
 
 if TYPE_CHECKING:
     from agentfsm.tools.tool import Arguments, Tool
-    from tests.recorded.play import World
+    from tests.recorded.seeded_play import World
 
 # The features, one of which each seed has for certain, in turns; it may have others.
 FEATURES: Final = (

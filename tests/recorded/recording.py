@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 
 from tests.recorded.cast import features_of
-from tests.recorded.play import Line, play
+from tests.recorded.seeded_play import Line, play
 
 FILE: Final = Path(__file__).parent / "journals.txt"
 SEEDS: Final = range(300)
