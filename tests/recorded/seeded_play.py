@@ -17,7 +17,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Answer, Run, Runs
-from agentfsm.agents import agent as agents
+from agentfsm.agents import agent_fields as agents
 from agentfsm.core import events as e
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError
