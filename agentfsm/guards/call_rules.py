@@ -363,8 +363,8 @@ class RoleRule(CallGuard, Value):
         return self.tools.covers(tool)
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
-        """Refuse the call if the run has none of the roles."""
-        if not set(self.roles).isdisjoint(call.header.roles):
+        """Refuse a call of the tools if the run has none of the roles."""
+        if not self.tools.covers(call.tool) or not set(self.roles).isdisjoint(call.header.roles):
             return None
         given = ", ".join(call.header.roles) or "none"
         reason = f"the rule {self}: {call.tool.name} is for {' or '.join(self.roles)}; roles of this run: {given}"
@@ -421,7 +421,9 @@ class QuotaRule(CallGuard, Value):
         return self.tools.covers(tool)
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
-        """Return the verdict if the quota is used up."""
+        """Return the verdict on a call of the tools if the quota is used up."""
+        if not self.tools.covers(call.tool):
+            return None
         used = sum([count for name, count in call.counted.items() if matches_tool(self.tools.tools, name)])
         if used < self.limit:
             return None

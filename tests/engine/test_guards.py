@@ -597,6 +597,17 @@ async def test_a_tool_is_kept_for_a_role(store, roles, is_paid):
         only_for("pay")
 
 
+@pytest.mark.parametrize("as_one", [True, False], ids=["one guard", "several"])
+@pytest.mark.parametrize("rule", [only_for("pay", "admin"), max_calls("pay", 0)], ids=["role", "quota"])
+async def test_a_rule_is_not_asked_about_other_tools(store, rule, as_one):
+    """Nor if another rule is about them."""
+    desk, rules = Desk(), (rule, refuse(Rule("send", lambda _: False)))
+    agent = desk.agent(store, say("", call("send"), call("pay")), "done", guards=[Guard(*rules)] if as_one else rules)
+    run = await agent.run("go")
+    assert [name for name, _ in desk.made] == ["send"]
+    assert await decisions_of(agent, run.id) == [("t1.0", "allow"), ("t1.1", "refuse")]
+
+
 async def test_a_quota_holds_for_a_session(store):
     """Calls of one reply, of later turns and of later runs are counted together."""
     desk = Desk()

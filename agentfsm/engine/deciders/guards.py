@@ -236,7 +236,8 @@ def decide_call(
     asked = None if tool is None else _build_guarded_call(execution, tool, call, counted, before)
     if tool is None or asked is None:
         return None
-    decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
+    concerned = [guard for guard in config.guards if guard.concerns(tool.traits)]
+    decisions = [each for guard in concerned if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
