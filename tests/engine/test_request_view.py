@@ -7,7 +7,7 @@ import pytest
 from agentfsm import Agent, tool
 from agentfsm.core.labels import Label
 from agentfsm.core.view_parts import ViewPart, ViewSource
-from agentfsm.engine.model_calls import request as requests
+from agentfsm.engine.deciders import window
 from agentfsm.guards import exit_filter
 from agentfsm.memory import Memory
 from agentfsm.testing import ScriptedModel, call, say
@@ -34,8 +34,8 @@ def seen(monkeypatch):
         views.append((view.parts, view.measure_overhead() + ledger.shown_tokens))
         return view
 
-    build_view = requests.build_view
-    monkeypatch.setattr(requests, "build_view", build)
+    build_view = window.build_view
+    monkeypatch.setattr(window, "build_view", build)
     return views
 
 
@@ -55,7 +55,6 @@ async def test_each_part_of_a_request_has_its_source_labels_and_tokens(seen, tmp
     async with agent:
         await agent.run("tea?", user="ann")
     await memory.aclose()
-    del seen[0]  # with which the memory was searched
     first, second = seen
     fixed = [ViewSource.TOOLS, ViewSource.AGENT, ViewSource.GUARDS]
     asked = [*fixed, ViewSource.HISTORY, ViewSource.MEMORY]

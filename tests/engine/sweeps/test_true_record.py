@@ -29,6 +29,7 @@ from agentfsm import (
 from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
 from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.journal.audit import AuditRecord
 from agentfsm.ports import (
     CallChunk,
@@ -355,7 +356,9 @@ class Story:
     async def drive(self, agent: Agent, scope: anyio.CancelScope) -> None:
         """Be the first worker; people say yes to what it asks."""
         with scope:
-            await agent.driver.run_until_blocked(agent.start("go", id="run"), None, on_event=self.world.watch)
+            await agent.driver.run_until_blocked(
+                agent.start("go", id="run"), ExecutionOptions(on_event=self.world.watch)
+            )
             while (run := await agent.load("run")).is_waiting:
                 await self.decide(agent, run)
                 await agent.resume("run")
@@ -613,7 +616,7 @@ def test_calls_that_began_early_and_whose_reply_failed():
             raise ModelError("the line is cut")
 
         agent = world.agent(story.store).with_(model=Speaker(break_off))
-        run = await agent.driver.run_until_blocked(agent.start("go", id="run"), None, on_event=world.watch)
+        run = await agent.driver.run_until_blocked(agent.start("go", id="run"), ExecutionOptions(on_event=world.watch))
         assert (run.stop_reason, run.calls) == (StopReason.MODEL_ERROR, ())
         assert Counter(event.type for event in world.watched if event.call_id == "t1.1") == {
             ToolEventType.QUEUED: 1,
