@@ -110,7 +110,7 @@ class LeaseOwner(LeaseTerm):
 def _find_tool(frame: FrameType | None) -> str:
     """Return the name of the tool whose function a stack is in; empty if there is none. The queue calls it `tool`."""
     while frame is not None:
-        if frame.f_code.co_name == "_call_tool":
+        if frame.f_code.co_qualname == "AdmittedCall.run":
             return str(getattr(frame.f_locals.get("tool"), "name", ""))
         frame = frame.f_back
     return ""
