@@ -11,7 +11,6 @@ import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import cached_property
 from operator import itemgetter
 from typing import Final, TypeAlias, get_args
 
@@ -22,7 +21,7 @@ from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.text_safety import fence_with
 from agentfsm.core.usage import AgentCost, Spending, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
-from agentfsm.core.value import Value
+from agentfsm.core.value import Value, cached
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -254,8 +253,20 @@ class UserMessage(Value):
         return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
 
 
+class _CallCache(Value):
+    __slots__ = ("_canonical",)
+
+
+class _ReplyCache(Value):
+    __slots__ = ("_signature",)
+
+
+class _ResultCache(Value):
+    __slots__ = ("_shown",)
+
+
 @attrs.frozen(kw_only=True)
-class ToolCall(Value):
+class ToolCall(_CallCache):
     """A tool call that the model asked for."""
 
     id: str
@@ -284,7 +295,7 @@ class ToolCall(Value):
     repaired: str | None = None
     """Beginning of the model's arguments if they were invalid JSON and were repaired; else None."""
 
-    @cached_property
+    @cached
     def canonical(self) -> str:
         """The arguments with sorted keys, so that equal arguments compare equal in any spelling."""
         return f"{_parse_sorted(self.arguments.lstrip())[0]!r}"
@@ -415,7 +426,7 @@ def join_hosted(contents: Sequence[HostedContent]) -> HostedContent:
 
 
 @attrs.frozen(kw_only=True)
-class AssistantMessage(Value):
+class AssistantMessage(_ReplyCache):
     """A reply of the model: text, tool calls, or both."""
 
     text: str = ""
@@ -436,14 +447,14 @@ class AssistantMessage(Value):
     paused: bool = False
     """Whether the provider paused the reply in the middle, to be continued by the next request."""
 
-    @cached_property
+    @cached
     def signature(self) -> tuple[tuple[str, str], ...]:
         """Name and canonical arguments of each call, so that equal calls compare equal in any spelling."""
         return tuple([(call.name, call.canonical) for call in self.calls])
 
 
 @attrs.frozen(kw_only=True)
-class ToolResult(Value):
+class ToolResult(_ResultCache):
     """The result of a tool call. Each call has exactly one."""
 
     call_id: str
@@ -532,15 +543,16 @@ class ToolResult(Value):
     def text(self) -> str:
         """The result as the model reads it: tool, outcome, content, and a note where it was cut."""
         if self.fence:
-            return self._fenced_text
+            return self.shown
         head = f"[{self.tool}: {self.outcome}]\n"
         if (cut := self.cut) is None:
             return head + self.content
         first, end = cut
         return head + self.content[:first] + self._describe_cut(first, end) + self.content[end:]
 
-    @cached_property
-    def _fenced_text(self) -> str:
+    @cached
+    def shown(self) -> str:
+        """The text that the model is shown, with its marks and without what was cut out."""
         head = f"[{self.tool}: {self.outcome}]\n"
         if (cut := self.cut) is None:
             return head + fence_with(self.fence, self.content)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, Self, TypeVar, overload
 
 import attrs
+
+T = TypeVar("T")
 
 
 class Value:
@@ -53,3 +55,38 @@ def _iter_repr_fields(value: Any) -> Iterator[str]:
         if field.repr:
             text = repr if field.repr is True else field.repr
             yield f"{field.name}={text(getattr(value, field.name))}"
+
+
+class cached(Generic[T]):  # noqa: N801  it is used as a decorator, like property
+    """Property of a slotted attrs class that is computed once for each object, and kept in the slot `_NAME`.
+
+    The slot is declared by a base class. For `functools.cached_property`, attrs gives a slotted class a `__getattr__`,
+    with which each read of any attribute takes 55 instead of 13 ns on Python 3.11.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        """Take the method that computes the value."""
+        self.compute = compute
+        self.slot = f"_{compute.__name__}"
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, item: None, kind: type) -> Self: ...
+
+    @overload
+    def __get__(self, item: object, kind: type | None = None) -> T: ...
+
+    def __get__(self, item: Any, kind: type | None = None) -> T | Self:
+        """Return the value of an object; of a class, the descriptor itself."""
+        if item is None:
+            return self
+        try:
+            found: T = getattr(item, self.slot)
+        except AttributeError:
+            found = self.compute(item)
+            object.__setattr__(item, self.slot, found)
+        return found
+
+    def __set__(self, item: Any, value: T) -> None:
+        """Set the value of an object, which is then not computed."""
+        object.__setattr__(item, self.slot, value)

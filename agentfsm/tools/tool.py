@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import cached_property
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import (
     TYPE_CHECKING,
@@ -40,6 +39,7 @@ from agentfsm.core.validation import (
     require_choice,
     require_members,
 )
+from agentfsm.core.value import cached
 from agentfsm.ports.guards import ToolTraits
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
@@ -143,8 +143,12 @@ def _list_label_rules(tool: Tool[..., Any]) -> Mapping[Label, Callable[[Argument
     return {label: getattr(tool, name) for label, name in _LABEL_OPTIONS.items() if callable(getattr(tool, name))}
 
 
+class _ToolCache:
+    __slots__ = ("_defaults", "_digest", "_parameters_hash", "_traits")
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Tool(Generic[P, R]):
+class Tool(_ToolCache, Generic[P, R]):
     """A function that a model may call. Calling the `Tool` calls the function, so that tests can use it directly.
 
     Options that take a function of the arguments pass it a namespace of validated arguments, defaults included: `lambda
@@ -423,7 +427,7 @@ class Tool(Generic[P, R]):
         """Return the traits of a call with these arguments."""
         return attrs.evolve(self.traits, labels=self.select_labels(arguments)) if self.label_rules else self.traits
 
-    @cached_property
+    @cached
     def traits(self) -> ToolTraits:
         """Traits of the tool that the rules of guards are about, with all labels that a call may have."""
         return ToolTraits(
@@ -452,7 +456,7 @@ class Tool(Generic[P, R]):
             return False
         return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
 
-    @cached_property
+    @cached
     def digest(self) -> str:
         """Hash of the tool as approvers see it: its name, description, schema and declared flags."""
         shape: list[Any] = [self.name, self.description, self.read_only, self.idempotent, self.strict]
@@ -466,12 +470,12 @@ class Tool(Generic[P, R]):
             json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
         )
 
-    @cached_property
+    @cached
     def parameters_hash(self) -> str:
         """Hash of the parameters, with their defaults."""
         return short_hash(json.dumps(to_mutable_json(self.parameters), sort_keys=True, default=str), _PARAMETERS_DIGITS)
 
-    @cached_property
+    @cached
     def defaults(self) -> Mapping[str, JSON]:
         """Values that arguments have by the schema if the model gives none, by name."""
         properties = self.parameters.get("properties")

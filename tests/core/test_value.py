@@ -1,13 +1,19 @@
 """Values are equal, hashed and shown as attrs has it."""
 
 import ast
+import copy
 from pathlib import Path
 
 import attrs
 import pytest
 
 import agentfsm
+from agentfsm import AssistantMessage, Run, ToolCall, ToolResult, Usage, UserMessage
+from agentfsm.core.calls import OpenCall
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.execution import Execution
+from agentfsm.tools.tool import Tool
 
 
 @attrs.frozen(kw_only=True)
@@ -97,3 +103,17 @@ def test_every_frozen_class_is_one():
         and any("attrs.frozen" in (text := ast.unparse(made)) and "eq=" not in text for made in each.decorator_list)
     ]
     assert others == []
+
+
+def test_no_class_of_the_hot_path_looks_its_attributes_up():
+    """With a `functools.cached_property`, attrs gives a slotted class a `__getattr__` that slows all of it down."""
+    kinds = (AssistantMessage, ToolCall, ToolResult, UserMessage, Run, Usage, OpenCall, Tool, EngineConfig, Execution)
+    assert [kind.__name__ for kind in kinds if "__getattr__" in vars(kind)] == []
+
+
+def test_a_cached_property_is_computed_once_for_each_value():
+    """A changed copy has its own."""
+    call = ToolCall(id="t1.0", name="look", arguments='{"b": 1, "a": 2}')
+    assert call.canonical is call.canonical
+    assert attrs.evolve(call, arguments="{}").canonical != call.canonical
+    assert copy.deepcopy(call).canonical == call.canonical

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -114,6 +113,15 @@ class EngineConfig(Value):
     fixed_parts: dict[tuple[object, ...], FixedParts] = attrs.field(factory=dict, init=False)
     """Parts that all requests with the same tools have, by the counter's encoding and the tools."""
 
+    tracer: RunTracer | None = attrs.field(
+        default=attrs.Factory(
+            lambda config: next((outlet.tracer for outlet in config.watch if outlet.tracer is not None), None),
+            takes_self=True,
+        ),
+        init=False,
+    )
+    """The watcher that makes the spans of requests and calls current; None if there is none."""
+
     lines: dict[tuple[object, ...], Any] = attrs.field(factory=dict, init=False)
     """Features of the agent at the points of a run, by kind of run; see `engine/line.py`."""
 
@@ -141,11 +149,6 @@ class EngineConfig(Value):
             return self
         instructions = join_instructions(header.instructions, self.output_spec)
         return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
-
-    @cached_property
-    def tracer(self) -> RunTracer | None:
-        """The watcher that makes the spans of requests and calls current; None if there is none."""
-        return next((outlet.tracer for outlet in self.watch if outlet.tracer is not None), None)
 
     @property
     def can_hide_tools(self) -> bool:
