@@ -32,17 +32,17 @@ from agentfsm.tools.registry import ToolRegistry
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.
 SHORT, LONG = 20, 40
-# Opcodes that Python 3.11 executes, without those of C functions and of what an awaited thread does. The count of function
-# calls said nothing of a property that is read through `__getattr__`, nor of a longer function.
+# Opcodes that Python 3.11 executes, without C functions and other threads. A count of function calls, as it was kept
+# before, says nothing of a property that is read through `__getattr__`, nor of a longer function.
 #
 # | what | opcodes | bound |
 # |---|---|---|
 # | a turn with one call of a tool, the model's own included | 9,499 | 9,520 |
 # | a run without tools | 7,685 | 7,700 |
-# | each of 100 calls in one reply | 4,118 | 4,130 |
+# | each of 100 calls in one reply | 4,133 | 4,140 |
 OPCODES_PER_TURN = 9_520
 OPCODES_PER_RUN = 7_700
-OPCODES_PER_CALL = 4_130
+OPCODES_PER_CALL = 4_140
 # That stay in memory for a turn with one call, with the journal of the memory store: 1,785.
 BYTES_PER_TURN = 1_850
 # That are taken at once in such a turn, for a while or to stay: 4,060, with the longer record of a start.
