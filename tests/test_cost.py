@@ -38,10 +38,10 @@ SHORT, LONG = 20, 40
 # | what | opcodes | bound |
 # |---|---|---|
 # | a turn with one call of a tool, the model's own included | 9,499 | 9,520 |
-# | a run without tools | 7,685 | 7,700 |
+# | a run without tools | 7,711 | 7,720 |
 # | each of 100 calls in one reply | 4,133 | 4,140 |
 OPCODES_PER_TURN = 9_520
-OPCODES_PER_RUN = 7_700
+OPCODES_PER_RUN = 7_720
 OPCODES_PER_CALL = 4_140
 # That stay in memory for a turn with one call, with the journal of the memory store: 1,785.
 BYTES_PER_TURN = 1_850
