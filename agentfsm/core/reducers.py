@@ -31,7 +31,7 @@ from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
-from agentfsm.core.run_fields import FENCE_MESSAGE, RunFields, find_open_call_index
+from agentfsm.core.run_fields import FENCE_MESSAGE, FORGOTTEN_AFTER_S, RunFields, find_open_call_index
 from agentfsm.core.usage import TierChoice
 
 Changes = dict[str, Any]
@@ -61,6 +61,8 @@ def apply_event(run: RunFields, event: e.Event) -> None:
     fields["state"] = state
     fields["version"] += 1
     fields["duration_s"] += event.took_s
+    if event.at - run.updated_at > FORGOTTEN_AFTER_S and (run.turn or run.waited_turn >= 0):
+        fields["waited_turn"] = run.turn  # after the event: a reply that took that long is a wait as well
     fields["updated_at"] = event.at
 
 

@@ -34,7 +34,7 @@ from agentfsm.core.messages import AssistantMessage, HostedContent, Message, Too
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.core.reducers import apply_event
-from agentfsm.core.run_fields import RunFields
+from agentfsm.core.run_fields import FORGOTTEN_AFTER_S, RunFields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -188,6 +188,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
     """
     run, history = _new_run(header), header.history
     if prior_run is not None:
+        has_waited = prior_run.waited_turn >= 0
         run = attrs.evolve(
             run,
             prior=prior_run.messages,
@@ -200,6 +201,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             kept_notes=prior_run.kept_notes,
             labels=prior_run.labels,
             counted=prior_run.counted,
+            waited_turn=0 if header.created_at - prior_run.updated_at > FORGOTTEN_AFTER_S or has_waited else -1,
         )
     if header.labels:
         inherited = {source.label: source for source in header.labels}

@@ -23,6 +23,9 @@ from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 
+# Time without a request after which providers forget its beginning, unless they are paid to keep it: 5 minutes at
+# Anthropic, 5 to 10 minutes or more at OpenAI, 5 minutes or more at Cerebras.
+FORGOTTEN_AFTER_S: Final = 300.0
 # Explains the marks around results.
 FENCE_MESSAGE: Final = SystemMessage(text=FENCE_NOTE)
 
@@ -147,6 +150,11 @@ class RunFields(Value):
 
     is_recalled: bool = False
     """Whether the memory was searched for the newest input."""
+
+    waited_turn: int = -1
+    """Number of turns when the run, or one that it continues, had last stood still for more than 5 minutes; -1 if
+    never. Providers forget the beginning of a request in that time.
+    """
 
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""

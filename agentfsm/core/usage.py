@@ -64,6 +64,9 @@ class Usage(Value):
     cache_write_tokens: int = 0
     """Part of the input tokens that the provider wrote into its cache. Some providers bill them at a higher rate."""
 
+    cache_write_1h_tokens: int = 0
+    """Part of `cache_write_tokens` that the provider keeps for an hour, at a higher rate than the rest."""
+
     reasoning_tokens: int = 0
     """Part of the output tokens that the model spent on reasoning."""
 
@@ -97,6 +100,7 @@ class Usage(Value):
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
             cache_write_tokens=self.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens,
             reasoning_tokens=self.reasoning_tokens,
             cost_usd=cost_usd,
             unpriced=cost_usd is None,
@@ -110,6 +114,7 @@ class Usage(Value):
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
@@ -124,6 +129,7 @@ class Usage(Value):
             output_tokens=self.output_tokens - part.output_tokens,
             cached_tokens=self.cached_tokens - part.cached_tokens,
             cache_write_tokens=self.cache_write_tokens - part.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens - part.cache_write_1h_tokens,
             reasoning_tokens=self.reasoning_tokens - part.reasoning_tokens,
             cost_usd=None if self.cost_usd is None else self.cost_usd - (part.cost_usd or 0.0),
             estimated=self.estimated,

@@ -45,6 +45,11 @@ class Price(Value):
     cache_write_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
     """US dollars for a million input tokens written into the provider's cache. None: the price of other input."""
 
+    cache_write_1h_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
+    """US dollars for a million of them that it keeps for an hour. None: twice the price of other input, as Anthropic
+    has it.
+    """
+
     reply_usd: float = attrs.field(default=0.0, validator=_USD)
     """US dollars for each reply in addition to its tokens, 0 or more: some providers charge this for web search."""
 
@@ -55,6 +60,9 @@ class Price(Value):
         written = price if self.cache_write_usd_per_million is None else self.cache_write_usd_per_million
         fresh_tokens = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
         dollars_in = fresh_tokens * price + usage.cached_tokens * cached + usage.cache_write_tokens * written
+        if usage.cache_write_1h_tokens:
+            kept = self.cache_write_1h_usd_per_million
+            dollars_in += usage.cache_write_1h_tokens * ((2 * price if kept is None else kept) - written)
         dollars = (dollars_in + usage.output_tokens * self.output_usd_per_million) / _MILLION
         return dollars + self.reply_usd
 
@@ -136,6 +144,7 @@ _GENAI_PRICE_FIELDS: Final = {
     "output_usd_per_million": "output_mtok",
     "cached_usd_per_million": "cache_read_mtok",
     "cache_write_usd_per_million": "cache_write_mtok",
+    "cache_write_1h_usd_per_million": "cache_write_1h_mtok",
     "reply_usd": "requests_kcount",
 }
 
@@ -148,6 +157,7 @@ def _build_tier_price(start: int, kinds: Mapping[str, Any]) -> Price:
         output_usd_per_million=numbers["output_usd_per_million"] or 0.0,
         cached_usd_per_million=numbers["cached_usd_per_million"],
         cache_write_usd_per_million=numbers["cache_write_usd_per_million"],
+        cache_write_1h_usd_per_million=numbers["cache_write_1h_usd_per_million"],
         reply_usd=(numbers["reply_usd"] or 0.0) / _THOUSAND,
     )
 

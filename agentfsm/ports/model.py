@@ -135,8 +135,18 @@ class Request(Value):
     """The history, oldest first, in which each call has its result."""
 
     passing: int = 0
-    """Number of messages at the end that later requests will not have. Default 0. A cache of the provider should end
-    before them.
+    """Number of messages at the end that later requests will not have; all of them if none will follow. Default 0. A
+    cache of the provider should end before them: writing to it may cost more than other input.
+    """
+
+    keep_longer: bool = False
+    """Whether a cache of the provider should keep the request beyond the usual minutes, if it can: the conversation has
+    stood still for longer than these before, and may do so again. Default False.
+    """
+
+    cache_key: str = ""
+    """Key that requests with the same tools and instructions share, of one tenant; letters, digits and "-". A provider
+    may use it to send them to the same cache. Default empty: none.
     """
 
     tools: Sequence[ToolDefinition] = ()

@@ -69,6 +69,10 @@ async def test_usage_is_read_or_missing(streamed):
     usage = {"input_tokens": 2, "output_tokens": 3, "cache_read_input_tokens": 8, "cache_creation_input_tokens": 5}
     reply, _, _ = await ask(WireReply("x", usage=usage), streamed=streamed)
     assert reply.usage == Usage(input_tokens=15, output_tokens=3, cached_tokens=8, cache_write_tokens=5)
+    usage["cache_creation"] = {"ephemeral_5m_input_tokens": 1, "ephemeral_1h_input_tokens": 4}
+    reply, _, _ = await ask(WireReply("x", usage=usage), streamed=streamed)
+    assert reply.usage is not None
+    assert (reply.usage.cache_write_tokens, reply.usage.cache_write_1h_tokens) == (5, 4)
     reply, _, _ = await ask(say("x", usage=None), streamed=streamed)
     assert reply.usage is None
 

@@ -35,7 +35,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 THOUGHT = {"type": "thinking", "thinking": "Rome, then.", "signature": "EqQB"}
 
 
-def body_of(*messages, instructions="", tools=(), output=None, streamed=False, cache=False, **settings):
+def body_of(*messages, instructions="", tools=(), output=None, streamed=False, cache="", **settings):
     request = Request(
         instructions=instructions,
         messages=messages or (ASK,),
@@ -134,7 +134,7 @@ def test_a_history_may_begin_with_anything():
     """A note, or a reply before which all was removed: the first message is the user's all the same."""
     note = SystemMessage(text="[12 earlier messages removed to fit the context window.]")
     for messages in ((note, *turn(1)), turn(1), (AssistantMessage(text="Hello."), ASK)):
-        check_anthropic_body(body_of(*messages, cache=True))
+        check_anthropic_body(body_of(*messages, cache="5m"))
 
 
 def test_what_is_blank_is_never_sent():
@@ -472,31 +472,31 @@ def unmarked(value):
 
 def test_what_the_next_request_shares_is_marked():
     """The end of instructions and tools, where the request before ended, and the end."""
-    first = body_of(ASK, instructions="Help.", tools=(TOOL,), cache=True)
+    first = body_of(ASK, instructions="Help.", tools=(TOOL,), cache="5m")
     assert marks_of(first) == ["system", (0, 0)]
     assert first["system"] == [text("Help.") | MARK]
-    second = body_of(ASK, *turn(1, 30), instructions="Help.", tools=(TOOL,), cache=True)
+    second = body_of(ASK, *turn(1, 30), instructions="Help.", tools=(TOOL,), cache="5m")
     assert marks_of(second) == ["system", (0, 0), (2, 29)]
-    third = body_of(ASK, *turn(1, 30), *turn(2), ASK, instructions="Help.", tools=(TOOL,), cache=True)
+    third = body_of(ASK, *turn(1, 30), *turn(2), ASK, instructions="Help.", tools=(TOOL,), cache="5m")
     assert marks_of(third) == ["system", (2, 29), (4, 1)]
 
 
 def test_without_instructions_the_last_tool_is_marked():
     """Tools stand before all else."""
     other = ToolDefinition(name="clock", description="", parameters={"type": "object"})
-    body = body_of(tools=(TOOL, other), cache=True)
+    body = body_of(tools=(TOOL, other), cache="5m")
     assert ["cache_control" in tool for tool in body["tools"]] == [False, True]
 
 
 def test_a_reply_at_the_end_is_not_marked():
     """It may end with thinking, which takes no mark."""
-    assert marks_of(body_of(ASK, *turn(1), AssistantMessage(text="So ("), cache=True)) == ["tools", (2, 0)]
+    assert marks_of(body_of(ASK, *turn(1), AssistantMessage(text="So ("), cache="5m")) == ["tools", (2, 0)]
 
 
 def test_marks_are_all_that_the_option_adds():
     """Without it not a byte is different but for the marks."""
     messages = (ASK, *turn(1, 3), SystemMessage(text="A note."), *turn(2), ASK)
-    marked = body_of(*messages, instructions="Help.", tools=(TOOL,), cache=True)
+    marked = body_of(*messages, instructions="Help.", tools=(TOOL,), cache="5m")
     assert marks_of(body_of(*messages, instructions="Help.", tools=(TOOL,))) == []
     assert unmarked(marked) == body_of(*messages, instructions="Help.", tools=(TOOL,))
 

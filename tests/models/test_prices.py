@@ -101,10 +101,17 @@ def test_tokens_written_into_the_cache_have_a_price_of_their_own():
     )
     assert own.cost_usd(usage) == pytest.approx(0.5 * 3 + 0.2 * 0.3 + 0.3 * 3.75)
     assert Price(input_usd_per_million=3, output_usd_per_million=15).cost_usd(usage) == pytest.approx(3)
+    kept = attrs.evolve(usage, cache_write_1h_tokens=100_000)  # twice the price of other input, if nothing else is said
+    assert own.cost_usd(kept) == pytest.approx(0.5 * 3 + 0.2 * 0.3 + 0.2 * 3.75 + 0.1 * 6)
+    told = attrs.evolve(own, cache_write_1h_usd_per_million=5)
+    assert told.cost_usd(kept) == pytest.approx(0.5 * 3 + 0.2 * 0.3 + 0.2 * 3.75 + 0.1 * 5)
     pytest.importorskip("genai_prices")
     small = attrs.evolve(usage, input_tokens=1_000, cached_tokens=200, cache_write_tokens=300)
     listed = find_list_cost_usd("claude-haiku-4-5", "https://api.anthropic.com", small)
     assert listed == pytest.approx((500 * 1 + 200 * 0.1 + 300 * 1.25) / 1e6)
+    kept = attrs.evolve(small, cache_write_1h_tokens=100)
+    listed = find_list_cost_usd("claude-haiku-4-5", "https://api.anthropic.com", kept)
+    assert listed == pytest.approx((500 * 1 + 200 * 0.1 + 200 * 1.25 + 100 * 2) / 1e6)
 
 
 @pytest.mark.parametrize(

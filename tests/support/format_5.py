@@ -54,6 +54,10 @@ FURTHER = (
             error_type=ErrorType.WITHHELD,
         )
     ),
+    e.AnswerGiven(
+        message=AssistantMessage(text="kept"),
+        usage=Usage(input_tokens=9, output_tokens=2, cache_write_tokens=8, cache_write_1h_tokens=5),
+    ),
     e.Guarded(
         call_id="t6.5",
         verdict=GuardVerdict.ASK,
@@ -84,6 +88,7 @@ FORMAT_5 = Format(
             (e.ApprovalGiven, "allowance"),
             (e.Resumed, "renamed"),
             (LabelSource, "owner"),
+            (Usage, "cache_write_1h_tokens"),
             Label.USER_DATA,
         }
     ),

@@ -143,6 +143,7 @@ def _subtract_children(usage: Usage, children: Iterable[AgentCost]) -> Usage:
         output_tokens=usage.output_tokens - sum(part.output_tokens for part in parts),
         cached_tokens=usage.cached_tokens - sum(part.cached_tokens for part in parts),
         cache_write_tokens=usage.cache_write_tokens - sum(part.cache_write_tokens for part in parts),
+        cache_write_1h_tokens=usage.cache_write_1h_tokens - sum(part.cache_write_1h_tokens for part in parts),
         reasoning_tokens=usage.reasoning_tokens - sum(part.reasoning_tokens for part in parts),
         cost_usd=None if cost is None else cost - below,
         unpriced=usage.unpriced and not any(part.unpriced for part in parts),

@@ -170,7 +170,14 @@ def check_chunk(model: Model, chunk: object) -> None:
     check_fields(f"{action} a {type(chunk).__name__} whose", chunk, fields)
 
 
-_TOKEN_FIELDS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
+_TOKEN_FIELDS: Final = (
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "cache_write_tokens",
+    "cache_write_1h_tokens",
+    "reasoning_tokens",
+)
 
 
 def _check_usage(model: Model, said: str, usage: Usage) -> None:
@@ -182,6 +189,7 @@ def _check_usage(model: Model, said: str, usage: Usage) -> None:
             usage.output_tokens,
             usage.cached_tokens,
             usage.cache_write_tokens,
+            usage.cache_write_1h_tokens,
             usage.reasoning_tokens,
         ):
             if tokens.__class__ is not int or tokens < 0:

@@ -59,6 +59,7 @@ async def send_side_request(
         request = Request(
             instructions=instructions,
             messages=(UserMessage(parts=(TextPart(text=question),)),),
+            passing=1,
             settings=engine.side_request_settings(execution.journal.run, granted, own=model is None),
             output=output,
             timeout_s=engine.limits.model_timeout_s,

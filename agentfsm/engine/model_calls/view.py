@@ -177,10 +177,17 @@ class View:
         if run.header.withhold:  # the provider would execute them
             hosted = tuple([tool for tool in hosted if tool.read_only])
         has_note = self.note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
+        # Without tools, reviews and a session, the prompt alone is a request that none will follow.
+        may_go_on = self.tools or hosted or run.turn or answers or config.judge or config.planner or run.header.session
+        is_lone = not may_go_on and len(messages) == 1
+        key, tenant = self.fixed.parts[-1].prefix, run.header.tenant
         return Request(
             instructions=self.fixed.instructions,
             messages=(*messages, SystemMessage(text=self.note)) if has_note else messages,
-            passing=1 if has_note else 0,
+            passing=has_note + is_lone,
+            # Each request that is kept keeps all before it, so the 1st, 2nd, 4th, 8th, ... after the first one suffice.
+            keep_longer=run.waited_turn >= 0 and (turns := run.turn - run.waited_turn) > 0 and not turns & (turns - 1),
+            cache_key=key if tenant is None else f"{key}-{short_hash(tenant, 8)}",
             tools=self.tools,
             withheld_tools=self.withheld,
             hosted_tools=() if run.limit_reached is not None else hosted,

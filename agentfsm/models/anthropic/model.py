@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import attrs
 import httpx2
@@ -13,7 +13,7 @@ import httpx2
 from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.hosted_tools import HostedMCP
-from agentfsm.core.validation import BOOL
+from agentfsm.core.validation import ValueRule
 from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
 from agentfsm.models.anthropic.hosted_blocks import MCP_BETA, unsupported_hosted_tool
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import Emit, Reply, Request
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
+
+_CACHE: Final = ValueRule(
+    fits=lambda value: isinstance(value, bool) or value in ("5m", "1h"), wanted="True, False, '5m' or '1h'"
+)
 
 # HTTP status of each error type: an error in the middle of a stream has only the type.
 # Source: platform.claude.com/docs/en/api/errors.
@@ -105,7 +109,9 @@ class Anthropic(SDKModel):
         price: Price of the model. Default: the public list of genai-prices, if that package is installed.
         profile: Abilities of the model, if they differ from those of `find_profile(name)`.
         cache: Whether to mark the parts that the provider's prompt cache keeps for the next request. Writing to the
-            cache costs a quarter more and reading from it a tenth, so it pays from the second turn on.
+            cache costs a quarter more and reading from it a tenth, so it pays from the second turn on. True: for 5
+            minutes; in a few requests of a conversation that has stood still for longer than that, for an hour, at
+            Anthropic itself. "5m" or "1h": always that long; writing for an hour costs twice as much as other input.
 
     Raises:
         MisuseError: if there is no key for Anthropic, or an argument is invalid.
@@ -146,7 +152,7 @@ class Anthropic(SDKModel):
         window_tokens: int | None = None,
         price: Price | None = None,
         profile: ModelProfile | None = None,
-        cache: bool = True,
+        cache: bool | Literal["5m", "1h"] = True,
     ) -> None:
         check_arguments(
             type(self).__name__,
@@ -156,7 +162,7 @@ class Anthropic(SDKModel):
             headers=headers,
             http_client=http_client,
         )
-        BOOL.check(type(self).__name__, "cache", cache)
+        _CACHE.check(type(self).__name__, "cache", cache)
         base_url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or None
         api_key = api_key or os.environ.get("ANTHROPIC_API_KEY")
         token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN")
@@ -203,12 +209,14 @@ class Anthropic(SDKModel):
         return wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
+        keeps_hour = request.keep_longer and self._address == self.official_host  # few other servers have it
+        cache: wire.CacheTime = ("1h" if keeps_hour else "5m") if self.cache is True else self.cache or ""
         return wire.encode(
             request,
             model=self.name,
             streamed=streamed,
             encoding_cache=encoding_cache,
-            cache=self.cache,
+            cache=cache,
             provider=self._provider_id,
             api_version=self._api_version,
             profile=self.profile,

@@ -1,13 +1,19 @@
 """Encode requests and decode replies of Anthropic's Messages API, without I/O or the SDK.
 
 **The provider's prompt cache.** A prefix that a request shares with an earlier one costs a tenth, up to a mark
-(`cache_control`) that the earlier request had at the same place. Three of the four possible marks are used:
+(`cache_control`) that the earlier request had at the same place. Writing up to a mark costs a quarter more than other
+input, or twice as much if it is kept for an hour and not for 5 minutes. Three of the four possible marks are used:
 
 1. on the instructions, which follow the tools; on the last tool if there are no instructions;
 2. at the end of the previous request: on the last block before the newest reply. The provider searches its cache only
    20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
 3. on the last block of the request, which is mark 2 of the next request. Blocks that the next request will not have
-   (`Request.passing`) stand behind the mark.
+   (`Request.passing`) stand behind the mark; a request that none will follow has neither mark 2 nor 3.
+
+All marks of a request are kept equally long, since one for an hour may not follow one for 5 minutes. Only what is behind
+the last entry that is found is written and paid for, whatever its time. So after a wait, the whole history is written
+for 5 minutes, and a later request with marks of an hour keeps it for the price of its own part
+(platform.claude.com/docs/en/build-with-claude/prompt-caching, "Mixing different TTLs").
 
 The messages before the newest reply do not change any more. They are encoded once, cached as bytes (`EncodingCache`),
 and marked by inserting the mark before the last brackets. The newest reply and the messages after it are encoded for
@@ -21,11 +27,11 @@ import json
 import math
 import weakref
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import attrs
 
@@ -90,7 +96,11 @@ PROVIDER: Final = "anthropic"
 # `thinking.budget_tokens`" (anthropics/claude-code#8756).
 DEFAULT_MAX_TOKENS: Final = 8_192
 
-_CACHE_CONTROL: Final = b',"cache_control":{"type":"ephemeral"}'
+CacheTime: TypeAlias = Literal["", "5m", "1h"]
+_CACHE_CONTROLS: Final[Mapping[CacheTime, bytes]] = {
+    "5m": b',"cache_control":{"type":"ephemeral"}',
+    "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
+}
 # Inserted before a history that begins with a reply: the first message has to be the user's.
 _OPENING_MESSAGE: Final = (
     b'{"role":"user","content":[{"type":"text","text":"<system>The conversation goes on.</system>"}]}'
@@ -121,7 +131,7 @@ def encode(
     model: str,
     streamed: bool,
     encoding_cache: EncodingCache | None = None,
-    cache: bool = True,
+    cache: CacheTime = "5m",
     provider: str = PROVIDER,
     api_version: str = "",
     profile: ModelProfile = DEFAULT_PROFILE,
@@ -133,7 +143,7 @@ def encode(
         model: Name of the model at the server.
         streamed: Whether to request a stream.
         encoding_cache: Cache to read and extend.
-        cache: Whether to mark the parts that the provider's prompt cache keeps for the next request.
+        cache: How long the provider's prompt cache keeps what is marked for the next request; empty for no marks.
         provider: Server of the request, as in `decode`.
         api_version: Version of Anthropic's API, such as "2026-10-21"; empty for other servers.
         profile: Abilities of the model.
@@ -246,7 +256,7 @@ def _define_called_tools(request: Request) -> list[ToolDefinition]:
     return [ToolDefinition(name=name, description=description, parameters={"type": "object"}) for name in names]
 
 
-def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
+def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: CacheTime) -> dict[str, bytes]:
     """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
     has_instructions = bool(request.instructions.strip())
@@ -256,36 +266,36 @@ def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bo
     if hosted := _join_json(encode_hosted_tools(request)):
         tools = b",".join(filter(None, (tools, hosted)))
     if tools:
-        lists["tools"] = _mark_last_block(tools, b"}") if cache and not has_instructions else tools
+        lists["tools"] = _mark_last_block(tools, b"}", cache) if cache and not has_instructions else tools
     if has_instructions:
         system = encode_json({"type": "text", "text": request.instructions})
-        lists["system"] = _mark_last_block(system, b"}") if cache else system
+        lists["system"] = _mark_last_block(system, b"}", cache) if cache else system
     return lists
 
 
-def _mark_last_block(text: bytes, end: bytes) -> bytes:
+def _mark_last_block(text: bytes, end: bytes, cache: CacheTime) -> bytes:
     """Insert the mark into the last block of an encoded text, which ends with `end` from that block's bracket on."""
-    return b"".join((memoryview(text)[: -len(end)], _CACHE_CONTROL, end))  # copies a long history only once
+    return b"".join((memoryview(text)[: -len(end)], _CACHE_CONTROLS[cache], end))  # copies a long history only once
 
 
 def _join_json(values: Iterable[object]) -> bytes:
     return b",".join([encode_json(value) for value in values])
 
 
-def _encode_history(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> bytes:
+def _encode_history(request: Request, encoding_cache: EncodingCache, *, cache: CacheTime) -> bytes:
     messages = request.messages[: len(request.messages) - request.passing]
     start = _find_newest_reply(messages)
     old = encoding_cache.messages.encode(messages[:start]) if start else b""
     new = _join_json(encoding_cache.messages.to_wire(messages[start:]))
     if cache and old:
-        old = _mark_last_block(old, b"}]}")
+        old = _mark_last_block(old, b"}]}", cache)
     if cache and new and _is_user_side(messages[-1]):  # a reply may end with reasoning, which cannot be marked
-        new = _mark_last_block(new, b"}]}")
+        new = _mark_last_block(new, b"}]}", cache)
     if passing := _join_json(encoding_cache.messages.to_wire(request.messages[len(messages) :])):
         if new and _is_user_side(messages[-1]):  # the blocks join those of the last message, which is the user's, too
             new = new.removesuffix(b"]}") + b"," + passing.removeprefix(_USER_START)
         else:
-            new = b",".join([new, passing])
+            new = b",".join(filter(None, (new, passing)))
     text = b",".join([text for text in (old, new) if text])
     return _OPENING_MESSAGE + b"," + text if text.startswith(b'{"role":"assistant"') else text
 
@@ -451,7 +461,7 @@ def keep_valid_thinking(
     digest is recorded with the reply, and covers the request as it was sent, so thinking that was left out stays out.
     """
     sent = blake2b(digest_size=16)
-    for name, text in _encode_prefix(request, encoding_cache, cache=False).items():
+    for name, text in _encode_prefix(request, encoding_cache, cache="").items():
         sent.update(b"%b %d " % (name.encode(), len(text)))
         sent.update(text)
     messages: list[Message] = []
@@ -655,12 +665,15 @@ def _build_usage(usage: dict[str, Any]) -> Usage:
         read_token_count(usage, "cache_creation_input_tokens"),
     )
     output_tokens = read_token_count(usage, "output_tokens")
+    # The two kinds of writes are in an object of their own, which streams and older versions of the API may lack.
+    kept = read_token_count(read_field(usage, "cache_creation", dict, {}), "ephemeral_1h_input_tokens")
     thinking_tokens = read_token_count(read_field(usage, "output_tokens_details", dict, {}), "thinking_tokens")
     return Usage(
         input_tokens=read_token_count(usage, "input_tokens") + cached + written,  # this API counts them separately
         output_tokens=output_tokens,
         cached_tokens=cached,
         cache_write_tokens=written,
+        cache_write_1h_tokens=min(kept, written),
         reasoning_tokens=min(thinking_tokens, output_tokens),
     )
 

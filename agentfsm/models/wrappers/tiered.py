@@ -88,6 +88,7 @@ class TierClassifier:
         asked = Request(
             instructions=f"You choose who works on a task. Reply with one of these names and nothing else.\n{listed}",
             messages=(UserMessage(parts=(TextPart(text=task[:CLASSIFIED_CHARS]),)),),
+            passing=1,
             settings=Settings(max_tokens=CLASSIFIER_TOKENS),
             timeout_s=request.timeout_s,
             purpose=Purpose.ROUTING,

@@ -217,5 +217,9 @@ def _usage(reply: WireReply) -> dict[str, Any] | None:
         "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
         "output_tokens": usage.output_tokens,
         "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": usage.cache_write_tokens - usage.cache_write_1h_tokens,
+            "ephemeral_1h_input_tokens": usage.cache_write_1h_tokens,
+        },
         "cache_read_input_tokens": usage.cached_tokens,
     }
