@@ -1,14 +1,16 @@
-"""What requests cost with the provider's prompt cache, by Anthropic's published rules: run by run, in simulated time."""
+"""What requests cost with the provider's prompt cache, by Anthropic's published rules, and the keys of other caches."""
 
 import json
 
+import attrs
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, tool
+from agentfsm import Agent, Limits, MisuseError, Settings, tool
+from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.usage import Usage
-from agentfsm.models import Price
+from agentfsm.models import OpenAIChat, OpenAIResponses, Price
 from agentfsm.models.anthropic.model import Anthropic
-from agentfsm.ports import FinishReason, Model, ProposedCall, Reply
+from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.ports.store import Clock
 from agentfsm.stores import MemoryStore
 from tests.support.anthropic_cache import PromptCache
@@ -114,9 +116,7 @@ async def test_a_run_that_has_waited_is_kept_for_an_hour():
 
 
 async def test_what_twenty_turns_cost():
-    """A third of the price without a cache. Three long waits cost less than with marks of five minutes, and one costs a
-    little more, for what another might have saved.
-    """
+    """A third of the price without a cache. Three long waits cost less than they did, and a single one a bit more."""
     plain, dollars_plain = await spent(Billed(19, cache=False), "go")
     dollars = {}
     for waits, pays in {0: (), 1: (5,), 3: (5, 10, 15)}.items():
@@ -154,3 +154,58 @@ def test_a_time_that_there_is_not_is_refused(cache):
     """The error names the values that there are."""
     with pytest.raises(MisuseError, match=r"cache.*'5m' or '1h'"):
         Anthropic("claude-opus-5", api_key="none", cache=cache)
+
+
+class Recorder(Model):
+    """Answers at once, and keeps the requests."""
+
+    name = "recorder"
+
+    def __init__(self):
+        self.requests = []
+
+    async def reply(self, request, emit=None):
+        self.requests.append(request)
+        return Reply(text="done")
+
+
+async def test_runs_of_an_agent_share_a_key_that_tenants_do_not():
+    """It is made of the tools and the instructions, and shows nothing of the tenant."""
+    model = Recorder()
+    async with Agent(model, instructions="Be brief.", tools=[look]) as agent:
+        for tenant in (None, "north", "south", "north", None):
+            await agent.run("go", tenant=tenant)
+        await agent.with_(instructions="Be long.").run("go")
+        await agent.with_(tools=[look, pay]).run("go")
+    keys = [request.cache_key for request in model.requests]
+    assert (keys[0], keys[1]) == (keys[4], keys[3])
+    assert len(set(keys)) == 5
+    assert all("north" not in key and len(key) <= 64 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base_url", "takes_key"),
+    [
+        (OpenAIChat, None, True),
+        (OpenAIResponses, None, True),
+        (OpenAIChat, "https://east.openai.azure.com/openai/v1", True),
+        (OpenAIChat, "https://east.openai.azure.com/openai/deployments/m?api-version=2024-10-21", False),
+        (OpenAIChat, "https://api.mistral.ai/v1", True),
+        (OpenAIChat, "https://api.fireworks.ai/inference/v1", True),
+        (OpenAIChat, "https://api.x.ai/v1", False),
+        (OpenAIResponses, "https://api.x.ai/v1", True),
+        (OpenAIChat, "http://localhost:8000/v1", False),
+    ],
+)
+def test_the_key_is_sent_to_servers_that_document_it(kind, base_url, takes_key, monkeypatch):
+    """Others may refuse a field that they do not know. A key of one's own takes its place, beside other options."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    model = kind("m", base_url=base_url, api_key="none")
+    request = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="go"),)),), cache_key="ab12-cd34")
+    assert sent(model, request).get("prompt_cache_key") == ("ab12-cd34" if takes_key else None)
+    own = {"prompt_cache_key": "mine", "prompt_cache_retention": "24h"}
+    assert sent(model, attrs.evolve(request, settings=Settings(extra_body=own))).items() >= own.items()
+
+
+def sent(model, request):
+    return json.loads(model._encode_request(request, model._make_encoding_cache(), streamed=False))

@@ -10,8 +10,8 @@ input, or twice as much if it is kept for an hour and not for 5 minutes. Three o
 3. on the last block of the request, which is mark 2 of the next request. Blocks that the next request will not have
    (`Request.passing`) stand behind the mark; a request that none will follow has neither mark 2 nor 3.
 
-All marks of a request are kept equally long, since one for an hour may not follow one for 5 minutes. Only what is behind
-the last entry that is found is written and paid for, whatever its time. So after a wait, the whole history is written
+All marks of a request are kept equally long, since one for an hour may not follow one for 5 minutes. Only what is
+behind the last entry that is found is written and paid for, whatever its time. So after a wait, the whole history is written
 for 5 minutes, and a later request with marks of an hour keeps it for the price of its own part
 (platform.claude.com/docs/en/build-with-claude/prompt-caching, "Mixing different TTLs").
 

@@ -84,6 +84,7 @@ class OpenAIChat(OpenAIModel):
             streamed=streamed,
             encoding_cache=encoding_cache,
             dialect=self._dialect,
+            cache_key=request.cache_key if self._takes_cache_key or self._dialect.takes_cache_key else "",
         )
 
     def _decode(self, data: bytes) -> Reply:

@@ -90,6 +90,7 @@ def encode(
     streamed: bool,
     encoding_cache: EncodingCache | None = None,
     dialect: Dialect = OPENAI,
+    cache_key: str = "",
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out.
 
@@ -100,6 +101,7 @@ def encode(
         streamed: Whether to request a stream, with the usage at its end.
         encoding_cache: Cache to read and extend.
         dialect: Requirements of the server.
+        cache_key: Key that the server uses to find its prompt cache; empty for none.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -108,6 +110,8 @@ def encode(
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
         fields = {"model": model} | tool_fields(request, _named_tool_choice) | _format_field(request.output)
+        if cache_key:
+            fields["prompt_cache_key"] = cache_key
         fields |= _setting_fields(request.settings, {"max_tokens": limit_field, **dialect.field_names})
         if streamed:
             fields["stream"] = True

@@ -209,6 +209,8 @@ class OpenAIModel(SDKModel):
         if provide_key is not None:
             self._client_options["api_key"] = functools.partial(self._get_key, provide_key)
         self.is_openai: bool = self.host.endswith(OPENAI_HOSTS)
+        # Versions of Azure's classic API refuse fields that came after them.
+        self._takes_cache_key = self.is_openai and _AZURE_DEPLOYMENTS not in self.base_url
         self.output_modes: tuple[OutputMode, ...] = self._list_output_modes()
 
     def _list_output_modes(self) -> tuple[OutputMode, ...]:

@@ -49,6 +49,9 @@ class Dialect(Value):
     forces_tools: bool = True
     """Whether a request may force a call: `tool_choice` of "required" or a name."""
 
+    takes_cache_key: bool = False
+    """Whether a request may name a key by which the server finds its prompt cache, as at OpenAI itself."""
+
     output_modes: tuple[OutputMode, ...] = ()
     """Modes of typed answers, the preferred one first. Empty: those of every server."""
 
@@ -168,7 +171,12 @@ _KIMI: Final = attrs.evolve(_UNFORCED, field_names=_NEW_LIMIT)
 
 # By the end of the host. Mistral refuses fields that it does not know: "extra_forbidden" (dnakov/anon-kode#53).
 _BY_HOST: Final[Mapping[str, Dialect]] = {
-    "mistral.ai": attrs.evolve(_MISTRAL, takes_stream_options=False, field_names={"seed": "random_seed"}),
+    # docs.mistral.ai/inference/conversations/advanced/prompt-caching: without a key, nothing is cached.
+    "mistral.ai": attrs.evolve(
+        _MISTRAL, takes_stream_options=False, field_names={"seed": "random_seed"}, takes_cache_key=True
+    ),
+    # docs.fireworks.ai/guides/prompt-caching: requests with a key go to the same replica.
+    "fireworks.ai": Dialect(takes_cache_key=True),
     "generativelanguage.googleapis.com": Dialect(adapt=_adapt_to_gemini),
     "openrouter.ai": Dialect(takes_reasoning=True),
     # inference-docs.cerebras.ai/api-reference/chat-completions

@@ -52,8 +52,14 @@ class OpenAIResponses(OpenAIModel):
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
         thinks = self.profile.thinking is not Thinking.NONE
+        takes_key = self._takes_cache_key or self.host.endswith(".x.ai")  # of others, its documents do not tell
         return responses_wire.encode(
-            request, model=self.name, streamed=streamed, include_reasoning=thinks, encoding_cache=encoding_cache
+            request,
+            model=self.name,
+            streamed=streamed,
+            include_reasoning=thinks,
+            encoding_cache=encoding_cache,
+            cache_key=request.cache_key if takes_key else "",
         )
 
     def _decode(self, data: bytes) -> Reply:

@@ -99,6 +99,7 @@ def encode(
     streamed: bool,
     include_reasoning: bool = True,
     encoding_cache: EncodingCache | None = None,
+    cache_key: str = "",
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out.
 
@@ -109,6 +110,7 @@ def encode(
         include_reasoning: Whether to request encrypted reasoning. For a model without reasoning OpenAI answers 400,
             "Encrypted content is not supported with this model".
         encoding_cache: Cache to read and extend.
+        cache_key: Key that the server uses to find its prompt cache; empty for none.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
@@ -119,6 +121,8 @@ def encode(
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
         fields: Item = {"model": model, "store": False}
+        if cache_key:
+            fields["prompt_cache_key"] = cache_key
         if include := [*([ENCRYPTED_REASONING] if include_reasoning else []), *list_result_fields(request)]:
             fields["include"] = include
         fields |= tool_fields(request, _named_tool_choice) | _text_fields(request) | _setting_fields(request.settings)
