@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
@@ -13,7 +14,7 @@ import attrs
 from agentfsm.core.events import Guarded
 from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
+from agentfsm.core.messages import JSON, AssistantMessage, ErrorType, Message, Outcome, ToolCall, ToolResult
 from agentfsm.core.pending import Pending
 from agentfsm.core.value import Value
 
@@ -30,6 +31,8 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+# Error types of calls whose tool was running.
+_TOOL_ERROR_TYPES: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
 # Outcomes that count as errors of a tool.
 ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 # Phases that end only by a decision or input from outside.
@@ -162,6 +165,17 @@ class FailureRecord(Value):
     """Source of the failure: "model", or the name of the tool."""
 
     message: str
+
+
+def may_have_happened(result: ToolResult) -> bool:
+    """Return whether the effect of a call is unknown; False for one that may simply be repeated."""
+    broke = result.error_type in _TOOL_ERROR_TYPES and not result.retryable and result.child is None
+    return broke or result.outcome is Outcome.UNKNOWN
+
+
+def format_names(names: Iterable[str]) -> str:
+    """Return each name once, with its count."""
+    return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])
 
 
 def find_last_turn(messages: Iterable[Message]) -> int:

@@ -139,12 +139,20 @@ class Summarised(Value):
 Segment: TypeAlias = Span | Removed | Summarised
 
 
-def render_segments(segments: Sequence[Segment], messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages that a layout shows. Unchanged messages are the same objects as in the history."""
+def render_segments(segments: Sequence[Segment], messages: Sequence[Message], effects: str = "") -> tuple[Message, ...]:
+    """Return the messages that a layout shows. Unchanged messages are the same objects as in the history.
+
+    Args:
+        segments: The layout.
+        messages: The whole history.
+        effects: Effects of the messages that are not shown, for the last note; empty for none.
+    """
     shown: list[Message] = []
+    last = next((entry for entry in reversed(segments) if not isinstance(entry, Span)), None)
     for entry in segments:
         if not isinstance(entry, Span):
-            shown.append(build_note(entry))
+            note = build_note(entry)
+            shown.append(SystemMessage(text=f"{note.text}\n{effects}") if effects and entry is last else note)
             continue
         for message in messages[entry.start : entry.end]:
             is_cut = entry.chars is not None and isinstance(message, ToolResult)

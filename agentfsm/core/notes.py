@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from agentfsm.core.calls import parse_arguments
-from agentfsm.core.messages import AssistantMessage, Message, MessageOrigin, Outcome, ToolCall, UserMessage
+from agentfsm.core.calls import format_names, may_have_happened, parse_arguments
+from agentfsm.core.history import Segment, Span
+from agentfsm.core.messages import AssistantMessage, Message, MessageOrigin, Outcome, ToolCall, ToolResult, UserMessage
 from agentfsm.core.plans import PlanProgress, find_step_number
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
@@ -22,6 +23,10 @@ MAX_KEY_CHARS: Final = 100
 # Source: document G, 3.
 MAX_NOTE_CHARS: Final = 300
 MAX_RESULT_CHARS: Final = 200
+# Calls with effects in the note of a compaction, and characters of the arguments and of the result of each: about 1,200
+# tokens in all.
+MAX_EFFECTS: Final = 20
+MAX_EFFECT_CHARS: Final = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +92,44 @@ def describe_hidden_work(
         lines += [f"[ ] {_shorten(step.describe(), MAX_RESULT_CHARS)}" for step in left]
     text = "\n".join(lines)
     return f"{WORK_START} From messages that are not shown any more. {fence_untrusted(text)}" if lines else ""
+
+
+def describe_hidden_effects(
+    acted: Collection[str], messages: Sequence[Message], layout: tuple[Sequence[Segment], int]
+) -> str:
+    """Return the calls with effects that a compaction hides, as the model reads them in its note; empty without any.
+
+    The newest 20 have their arguments and outcome, shortened; older ones are counted.
+
+    Args:
+        acted: Ids of the calls that may have had an effect.
+        messages: The whole history.
+        layout: The segments of the compaction, and the index of the first message after them.
+    """
+    if not acted:
+        return ""
+    (segments, start), ids = layout, frozenset(acted)
+    shown = {place for entry in segments if isinstance(entry, Span) for place in range(entry.start, entry.end)}
+    calls: dict[str, ToolCall] = {}
+    lines: list[tuple[str, str]] = []
+    for place, message in enumerate(messages[:start]):
+        if place in shown:
+            continue
+        if isinstance(message, AssistantMessage):
+            calls |= {call.id: call for call in message.calls}
+        elif isinstance(message, ToolResult) and message.call_id in ids and message.call_id in calls:
+            is_done = message.outcome is Outcome.DONE
+            if is_done or may_have_happened(message):
+                end = "done" if is_done else "its outcome is unknown"
+                asked = _shorten(calls[message.call_id].arguments, MAX_EFFECT_CHARS)
+                said = _shorten(message.content, MAX_EFFECT_CHARS)
+                lines.append((message.tool, f"- {message.tool} {asked}: {end}: {said}"))
+    if not lines:
+        return ""
+    older = format_names([name for name, _ in lines[:-MAX_EFFECTS]])
+    listed = [*([f"- before these: {older}"] if older else []), *[line for _, line in lines[-MAX_EFFECTS:]]]
+    text = fence_untrusted("\n".join(listed))
+    return f"[Calls in them that had effects, which remain; do not repeat them.] {text}"
 
 
 def _count_plan_notes(messages: Iterable[Message]) -> int:

@@ -27,7 +27,7 @@ from agentfsm.core.labels import NOT_SAID, Label, LabelSource, ToolKind, find_ow
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
-from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
+from agentfsm.core.notes import NOTE_TOOL, Note, describe_hidden_effects, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
@@ -186,10 +186,11 @@ def _reduce_attempt_failed(run: RunFields, event: e.AttemptFailed) -> Changes:
 def _reduce_compacted(run: RunFields, event: e.Compacted) -> Changes:
     layout = event.head if event.head is not None else default_segments(event.start, _find_task(run, event.start))
     is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
+    effects = describe_hidden_effects(run.acted, run.messages, (layout, event.start))
     return {
         "cutoff": event.start,
         "segments": layout,
-        "compacted_messages": render_segments(layout, run.messages),
+        "compacted_messages": render_segments(layout, run.messages, effects),
         "kept_notes": {},
         "compacted_version": run.version + 1,
         "compactions": run.recent_compactions + 1,
@@ -318,6 +319,8 @@ def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
         pending=(),
         lacks_tool=False,
     )
+    if not (read_only or entry.attempts or entry.call.name in ENGINE_TOOLS):
+        changes["acted"] = (*run.acted, event.call_id)
     if event.labels:
         changes["labels"] = _add_labels(run, event.labels, name=entry.call.name, call_id=event.call_id)
     return changes

@@ -201,6 +201,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             kept_notes=prior_run.kept_notes,
             labels=prior_run.labels,
             counted=prior_run.counted,
+            acted=prior_run.acted,
             waited_turn=0 if header.created_at - prior_run.updated_at > FORGOTTEN_AFTER_S or has_waited else -1,
         )
     if header.labels:

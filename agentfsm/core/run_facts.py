@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -10,18 +9,16 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.calls import format_names, may_have_happened
 from agentfsm.core.events import PlanKind
 from agentfsm.core.labels import Label, join_labels
-from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.plans import PLAN_TOOL, PlanProgress, PlanStep, find_step_number, is_skipped
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-
-# Error types of calls whose tool was running.
-_TOOL_ERROR_TYPES = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
 
 
 @attrs.frozen(kw_only=True)
@@ -101,17 +98,6 @@ def _has_failed(steps: Sequence[PlanStep], results: Iterable[ToolResult]) -> boo
         step.id in failed and all(each.join != "any" or each.id in failed for each in steps if step.id in each.after)
         for step in steps
     )
-
-
-def may_have_happened(result: ToolResult) -> bool:
-    """Return whether the effect of a call is unknown; False for one that may simply be repeated."""
-    broke = result.error_type in _TOOL_ERROR_TYPES and not result.retryable and result.child is None
-    return broke or result.outcome is Outcome.UNKNOWN
-
-
-def format_names(names: Iterable[str]) -> str:
-    """Return each name once, with its count."""
-    return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])
 
 
 # Purpose of requests in journals of format 3 and older, which do not record it. All other events are turns.

@@ -75,6 +75,11 @@ class RunFields(Value):
     compactions: int = 0
     """Number of compactions in a row, without another event in between, that ended with the newest one."""
 
+    acted: tuple[str, ...] = ()
+    """Ids of the calls that may have had an effect, in the order of their starts, those of the runs that it continues
+    included. A compaction lists those that it hides.
+    """
+
     reply: AssistantMessage | None = None
     """Assistant message whose calls are open; None if there are none."""
 

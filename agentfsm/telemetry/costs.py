@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calendar import monthrange
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -18,6 +18,7 @@ from agentfsm.core.validation import COUNT, NOT_NEGATIVE, require_choice
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.spend_windows import WindowRecord
 from agentfsm.engine.model_calls.view import measure_fixed_parts
+from agentfsm.journal.cache_losses import list_cache_losses
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.header import Header
     from agentfsm.ports.store import RunSummary, Store
-    from agentfsm.ports.stored import StoreRecord
+    from agentfsm.ports.stored import StoredRun, StoreRecord
 
 CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
 COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
@@ -86,6 +87,11 @@ class CostReport(Value):
 
     is_whole: bool
     """Whether all runs were read; else only the newest ones."""
+
+    lost_tokens: int = 0
+    """Part of the input that was read anew, because runs had broken the provider's prompt cache or waited for too long;
+    `list_cache_losses` has the causes.
+    """
 
     @property
     def usd(self) -> float:
@@ -166,7 +172,7 @@ async def read_costs(
     COUNT.or_none().check("read_costs", "limit", limit)
     zone, until = load_zone(tz), await store.now()
     sums: dict[str, _CostSum] = {}
-    total, read, runs, first, oldest, is_whole = Usage(), 0, 0, until, until, True
+    total, read, runs, first, oldest, is_whole, lost = Usage(), 0, 0, until, until, True, 0
     async for summary in RunIterator(store, where):
         oldest = summary.created_at
         if (since is not None and summary.updated_at < since) or (accepts is not None and not await accepts(summary)):
@@ -176,7 +182,11 @@ async def read_costs(
             break
         read += 1
         parts: dict[str, Usage] = {}
-        async for at, header, purpose, model, usage in _iter_costs(store, summary.id):
+        if (stored := await _read_journal(store, summary.id)) is None:
+            continue
+        own = stored.events[stored.header.forked_at :]
+        lost += sum([each.tokens for each in list_cache_losses(own) if since is None or each.at >= since])
+        for at, header, purpose, model, usage in _iter_costs(stored):
             if since is not None and at < since:
                 continue
             first = min(first, at)
@@ -189,15 +199,28 @@ async def read_costs(
     rows = [CostRow(name=name, usage=each.usage, runs=each.runs) for name, each in sums.items()]
     rows.sort(key=(lambda row: row.name) if by == "day" else (lambda row: (-row.usd, -row.usage.tokens, row.name)))
     begin = since if since is not None and oldest < since else first  # a rate is that of the time with runs
-    return CostReport(since=begin, until=until, by=by, rows=tuple(rows), total=total, runs=runs, is_whole=is_whole)
+    return CostReport(
+        since=begin,
+        until=until,
+        by=by,
+        rows=tuple(rows),
+        total=total,
+        runs=runs,
+        is_whole=is_whole,
+        lost_tokens=lost,
+    )
 
 
-async def _iter_costs(store: Store, run_id: str) -> AsyncIterator[tuple[float, Header, Purpose, str, Usage]]:
-    """Yield the time, purpose, model and usage of each cost of a run, without those of the runs of its sub-agents."""
+async def _read_journal(store: Store, run_id: str) -> StoredRun | None:
+    """Return the journal of a run; None if it was removed after it was listed."""
     try:
-        stored = await store.read(run_id)
-    except RunNotFoundError:  # removed after it was listed
-        return
+        return await store.read(run_id)
+    except RunNotFoundError:
+        return None
+
+
+def _iter_costs(stored: StoredRun) -> Iterator[tuple[float, Header, Purpose, str, Usage]]:
+    """Yield the time, purpose, model and usage of each cost of a run, without those of the runs of its sub-agents."""
     header, own_model = stored.header, stored.header.fingerprint.model
     for event in stored.events[header.forked_at :]:  # a fork shares the events before with its origin
         if isinstance(event, Resumed) and event.fingerprint is not None:
@@ -281,6 +304,7 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
         "rows": rows,
         "total": {"usd": report.usd, "runs": report.runs} | _count_tokens(report.total),
         "is_whole": report.is_whole,
+        "lost_tokens": report.lost_tokens,
         "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd},
         "windows": [
             attrs.asdict(each) | {"name": each.window.describe(), "resets": each.window.format_end()}
@@ -290,7 +314,14 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
 
 
 def _count_tokens(usage: Usage) -> dict[str, Any]:
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "unpriced": usage.unpriced}
+    return {
+        "input_tokens": usage.input_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "cache_write_1h_tokens": usage.cache_write_1h_tokens,
+        "output_tokens": usage.output_tokens,
+        "unpriced": usage.unpriced,
+    }
 
 
 @attrs.frozen(kw_only=True)
@@ -395,9 +426,9 @@ async def _measure_growth(agent: RunnableAgent, fixed_tokens: float) -> _Growth:
     async for summary in RunIterator(agent.store, Filter(agent=agent.name)):
         if runs == SAMPLED_RUNS:
             break
-        spent = [
-            usage async for _, _, purpose, _, usage in _iter_costs(agent.store, summary.id) if purpose is Purpose.TURN
-        ]
+        stored = await _read_journal(agent.store, summary.id)
+        entries = () if stored is None else _iter_costs(stored)
+        spent = [usage for _, _, purpose, _, usage in entries if purpose is Purpose.TURN]
         if not spent:
             continue
         number = len(spent)

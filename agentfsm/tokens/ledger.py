@@ -31,6 +31,7 @@ from agentfsm.ports.model import TokenCounter
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.core.view_parts import FixedParts
 
 # Average: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
 BYTES_PER_TOKEN: Final = 3
@@ -201,6 +202,12 @@ class TokenLedger:
     there is one, and while bytes are counted, which are an upper bound. A lower count of the provider is not used,
     because some servers leave cached tokens out.
     """
+
+    answered: tuple[FixedParts, int] | None = attrs.field(default=None, init=False)
+    """Tools and instructions of the newest request that was answered, and the provider's count of its tokens."""
+
+    has_logged_loss: bool = attrs.field(default=False, init=False)
+    """Whether it was logged that tools or instructions have changed, so that the provider's prompt cache was lost."""
 
     _compacted_digest: bytes = attrs.field(default=b"", init=False)
     """Hash of the compacted messages; empty if they follow from the cutoff alone."""

@@ -171,3 +171,49 @@ async def test_the_task_that_stays_in_sight_is_that_of_the_newest_run(store):
     assert any(isinstance(event, Compacted) for event in await agent.history(run.id))
     assert [m.text for m in model.requests[-1].messages if isinstance(m, UserMessage)] == ["then count the shells"]
     assert (await agent.with_(model=Counting(0)).replay(run.id)).is_faithful
+
+
+@tool
+async def send(to: int) -> str:
+    """Send a stone."""
+    return f"sent to {to}, with {'much ' * 60}care"
+
+
+async def test_what_a_compaction_hides_and_has_happened_is_told(store):
+    """The note lists the calls with effects that are not shown, with arguments and outcome; it stays the same."""
+
+    class Sending(Counting):
+        window_tokens = 1_500
+
+        async def reply(self, request: Request, emit: object = None) -> Reply:
+            self.requests.append(request)
+            asked = len(self.requests)
+            name = "count" if asked % 3 == 0 else "send"
+            calls = (ProposedCall(id="x", name=name, arguments=f'{{"{"at" if name == "count" else "to"}": {asked}}}'),)
+            return Reply(calls=calls) if asked <= self.turns else Reply(text="many stones")
+
+    model = Sending(40)
+    limits = Limits(tokens=10**9, turns=60)
+    agent = Agent(model, tools=[count, send], settings=Settings(max_tokens=50), store=store, limits=limits)
+    run = await agent.run(TASK)
+    assert run.cutoff > 0
+    sent = [at for at in range(1, 41) if at % 3]
+    noted = set()
+    for number, request in enumerate(model.requests):
+        shown = [
+            call.arguments for each in request.messages for call in getattr(each, "calls", ()) if call.name == "send"
+        ]
+        notes = [each.text for each in request.messages if isinstance(each, SystemMessage)]
+        told = "\n".join(notes)
+        hidden = [at for at in sent if at <= number and f'{{"to": {at}}}' not in shown]
+        for at in hidden[-20:]:
+            assert f'- send {{"to": {at}}}: done: sent to {at}' in told
+        assert "count" not in told
+        assert ("before these: send" in told) == (len(hidden) > 20)
+        noted.add(told)
+    cut = [event for event in await agent.history(run.id) if isinstance(event, Compacted)]
+    assert len(noted) == len(cut) + 1  # the beginning of the requests changes with a compaction alone
+    assert (await agent.load(run.id)).compacted_messages == run.compacted_messages
+    later = await agent.run("Go on.", after=run)
+    assert later.acted == run.acted
+    assert all(event.tokens_after < event.tokens_before for event in cut)

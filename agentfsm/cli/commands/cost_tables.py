@@ -70,17 +70,23 @@ def _list_rows(report: CostReport) -> Iterator[str]:
     shown = report.rows[-MAX_ROWS:] if report.by == "day" else report.rows[:MAX_ROWS]
     names = [fit_columns(row.name, _NAME_COLUMNS) for row in shown]
     width, most = max(len(report.by), *map(count_columns, names)), max(row.usd for row in shown)
-    yield f"\n{report.by.ljust(width)}  {'cost':>10}  {'share':>6}  {'runs':>7}  {'input':>13}  {'output':>11}"
+    heads = f"{'cost':>10}  {'share':>6}  {'runs':>7}  {'input':>13}  {'cached':>6}  {'output':>11}"
+    yield f"\n{report.by.ljust(width)}  {heads}"
     for name, row in zip(names, shown, strict=True):
         share = row.usd / report.usd if report.usd else 0.0
-        flaw = " and tokens without a known price" if row.usage.unpriced else ""
-        tokens = f"{row.usage.input_tokens:>13,}  {row.usage.output_tokens:>11,}"
+        usage = row.usage
+        cached = usage.cached_tokens / usage.input_tokens if usage.input_tokens else 0.0
+        tokens = f"{usage.input_tokens:>13,}  {cached:>6.0%}  {usage.output_tokens:>11,}"
+        flaw = " and tokens without a known price" if usage.unpriced else ""
         bar = "█" * round(_BAR_COLUMNS * row.usd / most) if most else ""
         space = " " * (width - count_columns(name))
         cost = f"{_format_usd(row.usd):>10}  {share:>6.1%}"
         yield f"{name}{space}  {cost}  {row.runs:>7,}  {tokens}  {bar}{flaw}".rstrip()
     if more := len(report.rows) - len(shown):
         yield f"and {format_count(more, 'more row')}; --json has all"
+    if report.lost_tokens:
+        lost = f"{report.lost_tokens:,} tokens of input were read anew that the provider had had in its prompt cache"
+        yield f"\n{lost}; `agentfsm show` has the causes"
 
 
 def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:

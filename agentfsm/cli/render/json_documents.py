@@ -15,6 +15,8 @@ from agentfsm.core.inbox import decision_word
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.run_facts import usage_by_purpose
+from agentfsm.journal.cache_losses import list_cache_losses
+from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
@@ -73,6 +75,7 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
         "release": header.release,
         "arms": dict(header.arms),
         "traceparent": header.traceparent,
+        "cache_losses": [attrs.asdict(loss) for loss in list_cache_losses(events)],
         "usage_by_purpose": {
             str(purpose): attrs.asdict(usage) | {"tokens": usage.tokens}
             for purpose, usage in usage_by_purpose(events).items()

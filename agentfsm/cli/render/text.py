@@ -45,6 +45,7 @@ from agentfsm.core.usage import KEPT
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.journal.audit import build_audit
+from agentfsm.journal.cache_losses import list_cache_losses
 from agentfsm.journal.run_status import RunStatus
 from agentfsm.ports.stored import BEST_RATING
 from agentfsm.tokens.ledger import estimate_tokens
@@ -320,7 +321,8 @@ def _format_usage(usage: Usage, unpriced: Sequence[str]) -> str:
     models = " and ".join(f'"{model}"' for model in unpriced)
     missing = one_line(f", no price for model {models}", NOTE_CHARS) if unpriced else ""
     cached = f", {format_count(usage.cached_replies, 'hit')} of the reply cache" if usage.cached_replies else ""
-    tokens = f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{estimated})"
+    read = f", {usage.cached_tokens:,} of them from the provider's cache" if usage.cached_tokens else ""
+    tokens = f"{usage.tokens:,} tokens ({usage.input_tokens:,} in{read}, {usage.output_tokens:,} out{estimated})"
     return f"{tokens}{cost}{missing}{cached}"
 
 
@@ -455,6 +457,9 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
     spent = usage_by_purpose(events)
     for purpose, usage in spent.items() if len(spent) > 1 else ():
         yield f"         {purpose}: {_format_usage(usage, ())}"
+    for loss in list_cache_losses(events):
+        lost = f"{loss.tokens:,} tokens that the provider had in its prompt cache were read anew"
+        yield f"cache    {one_line(f'turn {loss.turn}: {lost}, because {loss.cause}', NOTE_CHARS)}"
     yield from _format_tiers(events)
     yield from (f"memory   {_format_recall(event)}" for event in events if isinstance(event, Recalled))
     for label in join_labels(run.labels):

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core import events as e
 from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError, ModelReplyError
 from agentfsm.core.history import Removed, Summarised, build_note
+from agentfsm.core.notes import describe_hidden_effects
 from agentfsm.core.usage import Purpose
 from agentfsm.engine.execution.cost import SideSpending
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -92,9 +93,12 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
     run, tally = execution.journal.run, execution.ledger
     aside = _PolicyRequests(execution, SideSpending(Purpose.SUMMARY, execution.config.model.name))
     count = partial(count_message, counter=tally.counter)
+    noted = MAX_NOTE_TOKENS  # and the effects of all calls, which are those that it may have to list
+    if effects := describe_hidden_effects(run.acted, run.messages, ((), len(run.messages))):
+        noted += tally.counter.count(effects)
     room = CompactionBudget(
-        target_tokens=int(target) - MAX_NOTE_TOKENS,
-        limit_tokens=int(limit) - MAX_NOTE_TOKENS,
+        target_tokens=int(target) - noted,
+        limit_tokens=int(limit) - noted,
         history=run.messages,
         model=execution.config.model,
         count=count,
@@ -104,6 +108,7 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
     start, head = build_segments(groups, len(run.messages))
     before = tally.shown_tokens
     after = count_tokens(groups) + sum(count(build_note(entry)) for entry in head if isinstance(entry, Removed))
+    after += tally.counter.count(describe_hidden_effects(run.acted, run.messages, (head, start)))
     if after >= before and not aside.spent.usage.tokens:
         return None
     if after >= before:  # failed requests are paid for, too

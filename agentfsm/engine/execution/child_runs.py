@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import attrs
 
-from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.calls import OpenCall, Phase, format_names, may_have_happened
 from agentfsm.core.errors import RunNotFoundError, StoreError
 from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.run_facts import format_names, list_brought_labels, list_results, may_have_happened
+from agentfsm.core.run_facts import list_brought_labels, list_results
 from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending

@@ -30,6 +30,7 @@ from agentfsm.engine.execution.reservations import (
     settle_spend,
 )
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
+from agentfsm.journal.cache_losses import MIN_LOST_TOKENS
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from agentfsm.core.limits import Limits
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import TierChoice
+    from agentfsm.core.view_parts import FixedParts
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
@@ -257,7 +259,26 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
             billed.record(prepared.counted_tokens, usage.input_tokens)
             if ledger.counter is not BYTE_COUNTER:
                 ledger.calibrate(usage.input_tokens)
+        before, ledger.answered = ledger.answered, (prepared.view.fixed, usage.input_tokens)
+        if before is not None and before[0] is not prepared.view.fixed and not ledger.has_logged_loss:
+            _log_cache_loss(prepared, usage, *before)
     return price_usage(drive, drive.config.model, usage)
+
+
+def _log_cache_loss(prepared: PreparedRequest, usage: Usage, before: FixedParts, tokens: int) -> None:
+    """Log that a run has changed the beginning of its requests, if the provider had to read them anew for it.
+
+    A compaction has a log record of its own, and `list_cache_losses` finds all losses in the journal.
+    """
+    journal, parts = prepared.execution.journal, prepared.view.fixed.parts
+    lost = min(tokens, usage.input_tokens) - usage.cached_tokens
+    has_cache = usage.cached_tokens or usage.cache_write_tokens or journal.run.usage.cached_tokens
+    if parts[-1].prefix == before.parts[-1].prefix or lost < MIN_LOST_TOKENS or not has_cache:
+        return
+    known = {part.prefix for part in before.parts}
+    cause = next((part.source for part in parts if part.prefix not in known), parts[-1].source)
+    prepared.execution.ledger.has_logged_loss = True
+    journal.log.warning("prompt_cache_lost", turn=prepared.effect.turn, changed=str(cause), tokens=lost)
 
 
 def _is_of_one_request(reply: Reply, usage: Usage) -> bool:

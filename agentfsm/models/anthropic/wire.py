@@ -11,8 +11,8 @@ input, or twice as much if it is kept for an hour and not for 5 minutes. Three o
    (`Request.passing`) stand behind the mark; a request that none will follow has neither mark 2 nor 3.
 
 All marks of a request are kept equally long, since one for an hour may not follow one for 5 minutes. Only what is
-behind the last entry that is found is written and paid for, whatever its time. So after a wait, the whole history is written
-for 5 minutes, and a later request with marks of an hour keeps it for the price of its own part
+behind the last entry that is found is written and paid for, whatever its time. So after a wait, the whole history is
+written for 5 minutes, and a later request with marks of an hour keeps it for the price of its own part
 (platform.claude.com/docs/en/build-with-claude/prompt-caching, "Mixing different TTLs").
 
 The messages before the newest reply do not change any more. They are encoded once, cached as bytes (`EncodingCache`),

@@ -54,7 +54,7 @@ function draw(found) {
   });
   return [
     found.rows.length
-      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")))
+      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) })))
       : empty(t("No costs"), t("No run of this time has used a model or a tool that costs money.")),
     found.rows.length > 0 && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
     found.windows.length > 0 && card(t("Spending limits"), drawWindows(found.windows)),
@@ -63,13 +63,14 @@ function draw(found) {
 
 function drawRows(found) {
   const most = Math.max(...found.rows.map((row) => row.usd)) || 1;
-  const heads = [t(`group ${found.by}`), [t("Cost")], t("Compared"), [t("Runs")], [t("Input")], [t("Output")]];
+  const heads = [t(`group ${found.by}`), [t("Cost")], t("Compared"), [t("Runs")], [t("Input")], [t("Cached")], [t("Output")]];
   const row = (name, each, isTotal) => h("tr", { "data-row": name, class: isTotal ? "total" : "" },
     h("th", { scope: "row" }, name),
     h("td", { class: "number" }, money(each.usd), each.unpriced && h("small", {}, ` ${t("and unknown prices")}`)),
     h("td", {}, !isTotal && bar(each.usd / most)),
     h("td", { class: "number" }, count(each.runs)),
     h("td", { class: "number" }, compact(each.input_tokens)),
+    h("td", { class: "number" }, compact(each.cached_tokens)),
     h("td", { class: "number" }, compact(each.output_tokens)));
   return table(t("Costs"), heads, [...found.rows.map((each) => row(each.name, each)), row(t("all"), found.total, true)]);
 }
