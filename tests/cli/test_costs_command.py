@@ -28,7 +28,9 @@ class Priced(ScriptedModel):
 
 
 async def spend_some(path):
-    replies = [say("done", usage=Usage(input_tokens=100, output_tokens=cents)) for cents in (30, 60, 10, 5)]
+    replies = [
+        say("done", usage=Usage(input_tokens=100, cached_tokens=71, output_tokens=cents)) for cents in (30, 60, 10, 5)
+    ]
     async with Agent(Priced(*replies), name="shop", store=SQLiteStore(path), spend=Spend(per="day", usd=1)) as agent:
         for user in ("ann", "张伟", None, "ann"):
             await agent.run("x", user=user)
@@ -42,6 +44,7 @@ def test_the_table(here):
     out = here("costs", "shop:agent", "--by", "user", "--turns", "3", "--store", str(path))
     bars = {line.split()[0]: line.count("█") for line in out.splitlines() if "█" in line}
     assert bars == {"张伟": 24, "ann": 12, "(none)": 4}
+    assert [line.split()[5] for line in out.splitlines() if "█" in line] == ["71%"] * 3
     assert "1 request refused" in out
     assert "$1.00 of $1.00 spent (100%)" in out
     assert "this month at this rate: $1.00 / 1.0 days = $1.00 a day; " in out
@@ -49,5 +52,6 @@ def test_the_table(here):
     assert "measured in 3 runs" in out
     found = here.json("costs", "--store", str(path))
     assert (found["rows"][0]["name"], found["total"]["usd"], found["total"]["runs"]) == ("shop", 1.0, 3)
+    assert (found["total"]["input_tokens"], found["total"]["cached_tokens"], found["lost_tokens"]) == (300, 213, 0)
     here("costs", "--tz", "Mars", "--store", str(path), code=2)
     assert "tz='Mars': give a time zone" in here.err

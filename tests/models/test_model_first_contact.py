@@ -97,9 +97,9 @@ def test_a_header_of_the_wrong_type_is_refused_and_not_shown(adapter):
         adapter("m", api_key="k", headers={"x-token": b"sk-secret"})
 
 
-def test_the_cache_argument_is_a_bool():
+def test_the_cache_argument_is_a_bool_or_a_time():
     """`cache="no"` would be taken as true."""
-    with pytest.raises(MisuseError, match=r"^Anthropic\(cache='no'\): give True or False$"):
+    with pytest.raises(MisuseError, match=r"^Anthropic\(cache='no'\): give True, False, '5m' or '1h'$"):
         Anthropic("m", api_key="k", cache="no")
 
 
