@@ -176,7 +176,7 @@ class Anthropic(SDKModel):
             price=price,
             profile=profile,
         )
-        self.cache = cache
+        self.cache: bool | Literal["5m", "1h"] = cache
         self._digests = wire.PrefixDigests(partial(wire.list_wire_messages, self._provider_id, self.unsupported_part))
         given = {name.lower(): value for name, value in (headers or {}).items()}.get("anthropic-version")
         # Other servers implement the API as well, and keep what later versions of it have dropped.
