@@ -16,7 +16,6 @@ from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.journal.cache_losses import list_cache_losses
-from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
