@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentfsm import Agent, MisuseError, tool
+from agentfsm import Agent, Limits, MisuseError, RunError, tool
+from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.patterns import (
     Ask,
     Calibration,
@@ -19,7 +23,7 @@ from agentfsm.patterns import (
 )
 from agentfsm.prompts import Refuse
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 
 ROUTES = {"billing": "Invoices and refunds.", "tech": "Faults of the device."}
 
@@ -74,10 +78,82 @@ async def test_rules_come_before_the_model(anyio_backend):
         await router_of(rules=[lambda _text: "sales"]).route("x")
 
 
-async def test_a_route_that_does_not_exist_is_asked_for_again(anyio_backend):
-    """So is a confidence beyond 1: the set is closed by the type of the answer."""
-    router = router_of(choice("sales"), choice("tech", 7), choice("tech"))
+@pytest.mark.parametrize(
+    ("reply", "fault"),
+    [
+        (choice("sales"), "route"),
+        (choice("tech", 7), "confidence"),
+        ("I would say billing.", "not a JSON object"),
+        (f"{choice('billing')} or {choice('tech')}", "two JSON objects that differ"),
+        (choice("billing")[:-9], "EOF"),
+    ],
+)
+async def test_a_reply_that_does_not_fit_is_sent_back_once(anyio_backend, reply, fault):
+    """With what is wrong with it. If the next does not fit either, nothing acts, unless there is a fallback."""
+    router = router_of(reply, choice("tech"))
     assert (await router.route("x")).name == "tech"
+    assert fault in router.agent.model.requests[1].messages[-1].text
+    refused = await router_of(reply, reply).route("x")
+    assert isinstance(refused, Refuse)
+    assert fault in refused.reason
+    fallback = await router_of(reply, reply, fallback="tech").route("x")
+    assert (fallback.name, fallback.confidence) == ("tech", 0.0)
+
+
+async def test_a_model_that_is_down_is_no_pick(anyio_backend):
+    """The fallback is for replies that do not fit; an outage is an error of the caller's."""
+    limits = Limits(errors=1, model_retries=0)
+    router = router_of(fail(ModelUnavailableError("down")), fallback="tech", options={"limits": limits})
+    with pytest.raises(RunError, match="down"):
+        await router.route("x")
+
+
+WRAPPINGS = [
+    "{}",
+    "```json\n{}\n```",
+    "My decision: {}",
+    'The "best" fit [1]:\n{}\nHope that helps: ok?',
+    "{},",
+    "\ufeff{}",
+]
+REPLIES = st.builds(
+    lambda wrap, route, share, end: wrap.replace("{}", choice(route, share))[:end],
+    st.sampled_from(WRAPPINGS),
+    st.sampled_from(["billing", "tech", "none", "sales"]),
+    st.floats(-0.5, 1.5),
+    st.none() | st.integers(1, 160),
+) | st.text(max_size=20).filter(str.strip)
+
+
+@given(first=REPLIES, second=REPLIES)
+def test_a_router_never_acts_on_a_reply_that_does_not_fit(first, second):
+    """Whatever the model writes, a route is one that a whole reply names with enough confidence; nothing is raised."""
+    router = router_of(first, second)
+    decided = anyio.run(router.route, "x")
+    if isinstance(decided, Route):
+        assert decided.confidence >= router.threshold
+        assert f'"route": "{decided.name}", "confidence": {decided.confidence}, "question": ""' in f"{first} {second}"
+
+
+@tool
+async def weather(city: str, days: int = 1) -> str:
+    """Return the weather."""
+    raise AssertionError("a router calls nothing")
+
+
+async def test_the_input_of_a_tool_is_read_from_the_request(anyio_backend):
+    """Document F, 3.1. It has to fit the tool's parameters, and is asked for again if it does not."""
+    replies = [choice("weather", tool_input={"town": "Oslo"}), choice("weather", tool_input={"city": "Oslo"})]
+    router = IntentRouter(ScriptedModel(*replies), routes={**ROUTES, "weather": weather})
+    route = await router.route("Will it rain in Oslo?")
+    assert (route.name, route.tool_input) == ("weather", {"city": "Oslo"})
+    first, second = router.agent.model.requests
+    assert '"city"' in first.instructions
+    assert "tool_input: the arguments of weather do not fit" in second.messages[-1].text
+    unsure = IntentRouter(ScriptedModel(choice("weather", 0.3)), routes={"weather": weather})
+    assert isinstance(await unsure.route("x"), Ask)
+    plain = IntentRouter(ScriptedModel(choice("billing", tool_input={"a": 1})), routes={**ROUTES, "weather": weather})
+    assert (await plain.route("x")).tool_input == {}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +164,7 @@ async def test_a_route_that_does_not_exist_is_asked_for_again(anyio_backend):
         ({"routes": ["billing"]}, "give a dict"),
         ({"routes": ROUTES, "threshold": 60}, "a share, above 0 and up to 1"),
         ({"routes": ROUTES, "rules": ["billing"]}, "give a function"),
+        ({"routes": ROUTES, "fallback": "sales"}, r"fallback='sales'\): give one of billing, tech"),
     ],
 )
 def test_wrong_arguments_are_refused(fields, message):
@@ -117,6 +194,12 @@ async def test_calibration_finds_the_threshold(anyio_backend):
             ReliabilityBin(low=0.8, count=1, confidence=1.0, accuracy=1.0),
         ),
     )
+
+
+async def test_a_text_without_a_reply_that_fits_is_not_routed(anyio_backend):
+    """It counts as one for which no route is taken."""
+    found = await calibrate(router_of("?", "?", choice("tech")), [("x", "tech"), ("y", "tech")], accuracy=0.9)
+    assert (found.threshold, found.coverage) == (0.9, 0.5)
 
 
 async def test_a_threshold_that_does_not_exist_is_none(anyio_backend):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
-import jiter
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.extras import resolve_model
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.validation import BOOL, COUNT, NAME
 from agentfsm.core.value import Value
@@ -23,10 +23,14 @@ from agentfsm.evals.case import Case
 from agentfsm.evals.scorers import Grade, GradedRun
 from agentfsm.evals.statistics import cohen_kappa, spearman
 from agentfsm.tools.schema.arguments import extract_object
+from agentfsm.models.model_names import resolve_model
+from agentfsm.tools.schema.arguments import read_object
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.model import Model
+
+T = TypeVar("T")
 
 # Votes by default: an odd number, so that two of three agree.
 VOTES: Final = 3
@@ -144,8 +148,7 @@ class RubricJudge(Value):
         replies = await self._collect(first, prompt, works, f"-{second.run.id}")
         votes: list[int] = []
         for reply, swap in zip(replies, swapped, strict=True):
-            better = _parse_object(reply).get("better")
-            vote = {"A": -1, "B": 1, "equal": 0}.get(better) if isinstance(better, str) else None
+            vote = _read_reply(reply, lambda found: {"A": -1, "B": 1, "equal": 0}[found["better"]])
             if vote is not None:
                 votes.append(-vote if swap else vote)
         return fmean(votes) if votes else None
@@ -171,16 +174,21 @@ class RubricJudge(Value):
 
     def _parse_vote(self, reply: str) -> tuple[float, str] | None:
         """Return the mean score, from 0 to 1, and the reason of the lowest; None if the reply is not a valid grade."""
-        found = _parse_object(reply)
+        scores = _read_reply(reply, self._read_scores)
+        if scores is None:
+            return None
+        mean = fmean(score for score, _reason in scores)
+        return (mean - LOWEST) / (HIGHEST - LOWEST), min(scores)[1]
+
+    def _read_scores(self, found: Mapping[str, Any]) -> list[tuple[int, str]]:
         scores = []
         for name in self.rubric:
-            match found.get(name):
+            match found[name]:
                 case {"score": int() as score, **rest} if LOWEST <= score <= HIGHEST and score is not True:
                     scores.append((score, f"{name}: {rest.get('reason') or 'no reason'}"))
                 case _:
-                    return None
-        mean = fmean(score for score, _reason in scores)
-        return (mean - LOWEST) / (HIGHEST - LOWEST), min(scores)[1]
+                    raise ValueError(name)
+        return scores
 
 
 def _describe_task(case: Case) -> dict[str, Any]:
@@ -188,12 +196,12 @@ def _describe_task(case: Case) -> dict[str, Any]:
     return {"task": case.input, **expected}
 
 
-def _parse_object(reply: str) -> Mapping[str, Any]:
+def _read_reply(reply: str, read: Callable[[Mapping[str, Any]], T]) -> T | None:
+    """Return what a function reads in the JSON object of a reply; None if none fits."""
     try:
-        found = jiter.from_json((extract_object(reply) or "").encode())
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return read_object(reply, lambda found: read(json.loads(found)))
+    except ArgumentsError:
+        return None
 
 
 # Labels that a calibration needs, and the rank correlation from which a judge is trusted (document H, 3.2: 50 to 100).

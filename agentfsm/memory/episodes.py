@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import DATA_LEVELS, Label, join_labels
 from agentfsm.core.machine import State
@@ -23,7 +24,7 @@ from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
-from agentfsm.tools.schema.arguments import extract_object
+from agentfsm.tools.schema.arguments import read_object
 
 # Key of the metadata of an extraction run: whether its items wait for a person.
 HELD_KEY: Final = "held"
@@ -129,8 +130,10 @@ def read_learned(extraction: Run[Any]) -> Learned:
     """Return the answer of an extraction run, without parts of a wrong type; nothing if it failed."""
     if extraction.state is not State.DONE:
         return Learned()
-    text = extract_object(extraction.answer)
-    answer: dict[str, Any] = {} if text is None else json.loads(text)
+    try:
+        answer: dict[str, Any] = read_object(extraction.answer, json.loads)
+    except ArgumentsError:
+        return Learned()
     lessons, facts = answer.get("lessons"), answer.get("facts")
     importance = answer.get("importance")
     return Learned(

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 
 from agentfsm.agents.agent import Agent
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.events import Action, Verdict
-from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.limits import Limits, StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.messages import JSON, AssistantMessage
 from agentfsm.core.validation import FUNCTION, NAME, SHARE, ValueRule
 from agentfsm.core.value import Value
+from agentfsm.ports.model import to_mutable_json
 from agentfsm.ports.policies import Judge
 from agentfsm.prompts import Refuse, wilson_interval
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.model import Model
     from agentfsm.ports.policies import JudgeAsk
+    from agentfsm.tools.schema.signature import CompiledType
 
 # Confidence below which a route is not taken: document F, 3.1.
 THRESHOLD: Final = 0.6
@@ -40,6 +46,9 @@ _INSTRUCTIONS: Final = (
     'Set "route" to "none" if no route fits, or if the request is ambiguous; if it is ambiguous, also write a question '
     'that would settle it into "question". "confidence" is the probability from 0 to 1 that the route is right. '
     '"reasoning" is one sentence.'
+)
+_INPUT_INSTRUCTIONS: Final = (
+    ' "tool_input" has the parameters of a route that takes some, as they stand in the request; never invent one.'
 )
 
 
@@ -59,6 +68,11 @@ class Route(Value):
     run_id: str | None = None
     """Id of the run in which the model was asked; None if a rule picked the route."""
 
+    tool_input: Mapping[str, JSON] = attrs.field(factory=dict)
+    """Arguments for the tool of the route, which fit its parameters. Empty if the route is no tool, if a rule picked
+    it, or if it is the fallback.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class Ask(Value):
@@ -75,30 +89,53 @@ _ROUTES: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, Mapping)
         and bool(value)
-        and all(NAME.fits(name) and NAME.fits(text) for name, text in value.items())
+        and all(NAME.fits(name) and (NAME.fits(to) or isinstance(to, Tool)) for name, to in value.items())
         and _NONE not in value
     ),
-    wanted='a dict of a description for each route, with at least one route and none called "none"',
+    wanted='a dict of a description or a tool for each route, with at least one route and none called "none"',
 )
 
 
 def _build_agent(router: IntentRouter) -> Agent[Any]:
     from pydantic import Field  # noqa: PLC0415  few programs route
 
+    from agentfsm.tools.schema.signature import compile_type  # noqa: PLC0415  brings pydantic
+
     _ROUTES.check("IntentRouter", "routes", router.routes)  # here, because validators run after this function
     names = Literal[(*router.routes, _NONE)]  # type: ignore[valid-type]
     share = Annotated[float, Field(ge=0, le=1)]
-    choice = make_dataclass(
-        "Choice", [("reasoning", str), ("route", names), ("confidence", share), ("question", str, "")]
-    )
-    lines = "\n".join(f"- {name}: {text}" for name, text in router.routes.items())
+    fields: list[Any] = [("reasoning", str), ("route", names), ("confidence", share), ("question", str, "")]
+    takes_input = any(isinstance(to, Tool) for to in router.routes.values())
+    if takes_input:
+        fields.append(("tool_input", dict[str, Any], field(default_factory=dict)))
+    choice = make_dataclass("Choice", fields)
+    lines = "\n".join(f"- {name}: {_describe(to)}" for name, to in router.routes.items())
+    options = {"limits": Limits(answer_retries=1), **router.options}
+    check = partial(_check_input, router.routes, router.threshold)
     return Agent(
         router.model,
         name=router.name,
-        instructions=_INSTRUCTIONS.format(routes=lines),
+        instructions=_INSTRUCTIONS.format(routes=lines) + (_INPUT_INSTRUCTIONS if takes_input else ""),
         output_type=choice,
-        **{"reflector": _Threshold(router.threshold, tuple(router.routes)), **router.options},
+        output_validators=(*options.pop("output_validators", ()), *([check] if takes_input else [])),
+        **{"reflector": _Threshold(router.threshold, tuple(router.routes), compile_type(choice)), **options},
     )
+
+
+def _describe(to: str | Tool[..., Any]) -> str:
+    if isinstance(to, str):
+        return to
+    return f"{to.description}\n  Its tool_input: {json.dumps(to_mutable_json(to.parameters), ensure_ascii=False)}"
+
+
+def _check_input(routes: Mapping[str, str | Tool[..., Any]], threshold: float, pick: Any) -> None:
+    """Refuse the input of a route that would be taken if it does not fit the parameters of its tool."""
+    to = routes.get(pick.route)
+    if isinstance(to, Tool) and pick.confidence >= threshold:
+        try:
+            to.bind_and_check(json.dumps(pick.tool_input))
+        except ArgumentsError as error:
+            raise ModelRetry(f"tool_input: {error}") from error
 
 
 @attrs.frozen
@@ -107,15 +144,15 @@ class _Threshold(Judge):
 
     threshold: float
     routes: tuple[str, ...]
+    form: CompiledType
 
     def wants(self, run: Run) -> bool:
         return isinstance(run.messages[-1], AssistantMessage)
 
     async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:  # noqa: ARG002  no model is asked
-        pick = json.loads(run.messages[-1].text)
-        is_sure = pick["route"] == _NONE or pick["confidence"] >= self.threshold
-        question = (pick.get("question") or "").strip()
-        if is_sure and not (question and pick["route"] == _NONE):
+        pick = self.form.parse(run.messages[-1].text)
+        is_sure, question = pick.route == _NONE or pick.confidence >= self.threshold, pick.question.strip()
+        if is_sure and not (question and pick.route == _NONE):
             return Verdict(action=Action.ACCEPT)
         return Verdict(action=Action.ESCALATE, note=question or f"Is this about {' or '.join(self.routes)}?")
 
@@ -124,11 +161,15 @@ class _Threshold(Judge):
 class IntentRouter(Value):
     """Picks a route for a text: by rules first, then by a model, whose confidence has to reach a threshold.
 
+    A reply that does not fit is sent back once, with what is wrong with it. If the next one does not fit either, the
+    request is refused, unless there is a `fallback`.
+
     Args:
         model: Model that picks, usually a small one.
-        routes: Description of each route, by name.
+        routes: Description or tool of each route, by name.
         rules: Functions that return the name of a route, or None.
         threshold: Confidence from which a route is taken.
+        fallback: Name of the route for requests for which the model gives no reply that fits.
         name: Name of the agent that asks the model.
         options: Further fields of that agent, such as its store.
 
@@ -139,8 +180,10 @@ class IntentRouter(Value):
     model: Model | str = attrs.field(kw_only=False)
     """Model that picks, usually a small one. It is asked for a typed answer, in a run of its own."""
 
-    routes: Mapping[str, str] = attrs.field()
-    """Description of each route, by name. The model can pick no other."""
+    routes: Mapping[str, str | Tool[..., Any]] = attrs.field()
+    """Description of each route, by name; or a tool, whose arguments the model then reads from the request
+    (`Route.tool_input`). The router does not call it. The model can pick no other route.
+    """
 
     rules: Sequence[Callable[[str], str | None]] = ()
     """Functions that return the name of a route, or None. The first that returns one decides, and no model is asked."""
@@ -148,11 +191,16 @@ class IntentRouter(Value):
     threshold: float = attrs.field(default=THRESHOLD, validator=SHARE)
     """Confidence from which a route is taken, above 0 and up to 1. Below it, the user is asked. Default 0.6."""
 
+    fallback: str | None = None
+    """Name of the route that is taken, with the confidence 0, if no reply of the model fits. None: it is refused."""
+
     name: str = attrs.field(default="router", validator=NAME)
     """Name of the agent that asks the model."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further fields of that agent, such as its store, its limits and its settings."""
+    """Further fields of that agent, such as its store, its limits and its settings. Default of its limits:
+    `Limits(answer_retries=1)`, so that a reply that does not fit is sent back once.
+    """
 
     agent: Agent[Any] = attrs.field(
         init=False, default=attrs.Factory(_build_agent, takes_self=True), eq=False, repr=False
@@ -162,6 +210,8 @@ class IntentRouter(Value):
     def __attrs_post_init__(self) -> None:
         for rule in self.rules:
             FUNCTION.check("IntentRouter", "rules", rule)
+        if self.fallback is not None and self.fallback not in self.routes:
+            raise MisuseError(f"IntentRouter(fallback={self.fallback!r}): give one of {', '.join(self.routes)}")
 
     async def route(self, text: str, **start: Any) -> Route | Ask | Refuse:
         """Pick the route of a text.
@@ -172,11 +222,12 @@ class IntentRouter(Value):
 
         Returns:
             The route; `Ask` with a question if the request is ambiguous or the confidence is below the threshold, and
-            then a run waits for the answer; `Refuse` if no route fits.
+            then a run waits for the answer; `Refuse` if no route fits, or no reply of the model does and there is no
+            fallback.
 
         Raises:
             MisuseError: if a rule returns the name of an unknown route.
-            RunError: if the model gives no usable answer.
+            RunError: if the model cannot be asked, or another limit stops the run.
         """
         for rule in self.rules:
             if (name := rule(text)) is not None:
@@ -184,7 +235,7 @@ class IntentRouter(Value):
                     names = ", ".join(self.routes)
                     raise MisuseError(f"a rule of {self.name!r} returned {name!r}: return one of {names}")
                 return Route(name=name)
-        return _read_pick(await self.agent.run(text, **start))
+        return self._read_pick(await self.agent.run(text, **start))
 
     async def answer(self, run_id: str, text: str) -> Route | Ask | Refuse:
         """Pick the route after the user has answered the question of an `Ask`.
@@ -194,21 +245,34 @@ class IntentRouter(Value):
             text: The answer. It reaches the model as data, with the request.
 
         Raises:
-            RunError: if the model gives no usable answer.
+            RunError: if the model cannot be asked, or another limit stops the run.
             StoreError: if the run cannot be read.
         """
         await self.agent.send(run_id, text)
-        return _read_pick(await self.agent.resume(run_id))
+        return self._read_pick(await self.agent.resume(run_id))
+
+    def _read_pick(self, run: Run[Any]) -> Route | Ask | Refuse:
+        """Return the decision of a run of the model."""
+        if run.is_waiting:
+            return Ask(question=run.pending[0].description, run_id=run.id)
+        if _has_no_pick(run):
+            reason = f"no reply of the model fits: {run.stop_message}"
+            if self.fallback is None:
+                return Refuse(reason)
+            return Route(name=self.fallback, confidence=0.0, reason=reason, run_id=run.id)
+        pick = run.output
+        if pick.route == _NONE:
+            return Refuse(pick.reasoning)
+        given = pick.tool_input if isinstance(self.routes[pick.route], Tool) else {}
+        return Route(
+            name=pick.route, confidence=pick.confidence, reason=pick.reasoning, run_id=run.id, tool_input=given
+        )
 
 
-def _read_pick(run: Run[Any]) -> Route | Ask | Refuse:
-    """Return the decision of a router's run."""
-    if run.is_waiting:
-        return Ask(question=run.pending[0].description, run_id=run.id)
-    pick = run.output
-    if pick.route == _NONE:
-        return Refuse(pick.reasoning)
-    return Route(name=pick.route, confidence=pick.confidence, reason=pick.reasoning, run_id=run.id)
+def _has_no_pick(run: Run[Any]) -> bool:
+    """Return whether a run ended at a reply that does not fit, rather than without one."""
+    reasons = (StopReason.TOO_MANY_ERRORS, StopReason.MODEL_ERROR)
+    return run.state is State.ERROR and run.stop_reason in reasons and isinstance(run.messages[-1], AssistantMessage)
 
 
 @attrs.frozen(kw_only=True)
@@ -253,6 +317,8 @@ async def calibrate(
 ) -> Calibration:
     """Measure on labelled texts which threshold a router needs. The model is asked once for each text, without rules.
 
+    A text for which no reply of the model fits counts as one without a route.
+
     Args:
         router: The router. Its own threshold is not used.
         cases: Texts with the right route each; None if no route should be taken.
@@ -260,7 +326,7 @@ async def calibrate(
 
     Raises:
         MisuseError: if there are no cases, or one names a route that does not exist.
-        RunError: if the model gives no usable answer.
+        RunError: if the model cannot be asked, or another limit stops a run.
     """
     SHARE.check("calibrate", "accuracy", accuracy)
     unknown = sorted({str(right) for _, right in cases if right is not None and right not in router.routes})
@@ -268,7 +334,8 @@ async def calibrate(
         detail = f"the router {router.name!r} has no route {unknown[0]!r}" if unknown else "the list is empty"
         raise MisuseError(f"calibrate(cases=...): {detail}; give pairs of a text and its route, or None")
     agent = router.agent.with_(reflector=None)  # without the threshold
-    picks = [((await agent.run(text)).output, right) for text, right in cases]
+    runs = [(await agent.run(text), right) for text, right in cases]
+    picks = [(run.output, right) for run, right in runs if not _has_no_pick(run)]
     taken = [(pick.confidence, pick.route == right) for pick, right in picks if pick.route != _NONE]
     for threshold in sorted({confidence for confidence, _ in taken if confidence > 0}):
         rights = [is_right for confidence, is_right in taken if confidence >= threshold]

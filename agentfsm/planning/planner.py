@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.plans import Plan
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule
 from agentfsm.ports import policies
 from agentfsm.ports.model import check_model, to_mutable_json
-from agentfsm.tools.schema.arguments import extract_object
+from agentfsm.tools.schema.arguments import read_object
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -213,14 +213,18 @@ def _list_done(run: Run) -> list[Any]:
 
 def _read_plan(text: str, request: PlanRequest) -> tuple[Plan | None, list[str]]:
     """Return the plan in a text, and its flaws."""
-    found = extract_object(text)
-    value: Any = None if found is None else json.loads(found)
-    if value is None:
-        return None, ["it is not one JSON object"]
-    if value.get("steps") == [] or (request.may_keep and value.get("keep") is True):
-        return None, []
+
+    def read(found: str) -> Plan | None:
+        value = json.loads(found)
+        if value.get("steps") == [] or (request.may_keep and value.get("keep") is True):
+            return None
+        try:
+            return Plan.from_json(value)
+        except MisuseError as error:
+            raise ArgumentsError(str(error)) from error
+
     try:
-        plan = Plan.from_json(value)
-    except MisuseError as error:
+        plan = read_object(text, read)
+    except ArgumentsError as error:
         return None, [str(error)]
-    return plan, list(request.find_flaws(plan))
+    return plan, [] if plan is None else list(request.find_flaws(plan))

@@ -12,15 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import jiter
 
-from agentfsm.core.errors import MisuseError, ModelReplyError
+from agentfsm.core.errors import ArgumentsError, MisuseError, ModelReplyError
 from agentfsm.core.events import Action, Score, Verdict
 from agentfsm.core.messages import JSON, AssistantMessage, MessageOrigin, ToolResult, UserMessage
 from agentfsm.core.plans import find_step_number
 from agentfsm.ports.model import check_model
 from agentfsm.ports.policies import Judge
-from agentfsm.tools.schema.arguments import extract_object
+from agentfsm.tools.schema.arguments import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +65,8 @@ _CHECK_PROMPT: Final = (
     "Say whether the results are correct, whether more is needed for the request, and if so, what the next step is.\n"
     "Answer with one JSON object that fits this schema, and nothing around it:\n{schema}"
 )
+
+_CORRECTION: Final = "\n\nYour judgement of this could not be read: {flaw}"
 
 
 def _check_rubric(_reflector: object, _attribute: object, rubric: Mapping[str, str]) -> None:
@@ -181,14 +182,15 @@ async def _ask_judge(
     schema: Mapping[str, JSON],
     read: Callable[[Mapping[str, Any]], Verdict],
 ) -> Verdict:
-    """Ask for a judgement, and once more if it cannot be parsed."""
+    """Ask for a judgement, and once more, with what is wrong with it, if it cannot be read."""
     question, flaw = json.dumps(work, ensure_ascii=False), ""
     for _ in range(MAX_ATTEMPTS):
-        found = extract_object(await ask(instructions, question, schema)) or ""
+        correction = _CORRECTION.format(flaw=flaw) if flaw else ""
+        reply = await ask(instructions, f"{question}{correction}", schema)
         try:
-            return read(jiter.from_json(found.encode()))
-        except (KeyError, TypeError, ValueError) as error:
-            flaw = f"{type(error).__name__}: {error}"
+            return read_object(reply, lambda found: read(json.loads(found)))
+        except ArgumentsError as error:
+            flaw = str(error)
     raise ModelReplyError(f"the judge gave no valid judgement in {MAX_ATTEMPTS} attempts ({flaw})")
 
 

@@ -326,18 +326,21 @@ async def test_two_runs_are_equal_whatever_makes_their_values():
 # Streams
 
 
-@pytest.mark.parametrize("mode", [OutputMode.SCHEMA, OutputMode.TOOL])
-async def test_an_answer_can_be_read_while_it_is_written(mode):
+@pytest.mark.parametrize(
+    ("mode", "fence"), [(OutputMode.SCHEMA, ""), (OutputMode.TOOL, ""), (OutputMode.PROMPT, "```")]
+)
+async def test_an_answer_can_be_read_while_it_is_written(mode, fence):
     """What has come of it is told as JSON values, which only grow; a reply that is no answer tells nothing."""
-    text = '{"name": "Rome on the Tiber", "people": 3}'
+    bare = '{"name": "Rome on the Tiber", "people": 3}'
+    text = f"{fence}{bare}{fence}"
     final = say("", raw_call("final_answer", text)) if mode is OutputMode.TOOL else text
     agent = Agent(Pieces(say("", call("look", name="Rome")), final), tools=[look], output_type=City, output_mode=mode)
     async with agent.stream("Where?") as stream:
         seen = [stream.partial async for event in stream if isinstance(event, TextDelta | CallDelta)]
-    assert stream.run.output == City(**json.loads(text))
+    assert stream.run.output == City(**json.loads(bare))
     values = [value for value in seen if value]
     assert set(values[0]) == {"name"}
-    assert values[-1] == json.loads(text)
+    assert seen[-1] == values[-1] == json.loads(bare)
     lengths = [len(value.get("name", "")) for value in values]
     assert lengths == sorted(lengths)
     assert len(set(lengths)) > 3

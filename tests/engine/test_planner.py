@@ -216,7 +216,7 @@ async def test_review_may_depend_on_the_plan(store):
 
 
 FLAWED = [
-    ("[]", "not one JSON object"),
+    ("[]", "not a JSON object"),
     ('{"steps": 5}', "at least one step"),
     (plan_of({"id": 1, "tool": "fly"}), "there is no tool 'fly'; the tools are: weather, book"),
     (plan_of({"id": 1, "tool": "weather", "arguments": {"town": "Oslo"}}), "city"),

@@ -1,7 +1,8 @@
-"""The last try on arguments that are no JSON: what is written badly is mended, what is incomplete is not."""
+"""JSON of a model: what is written badly is mended, what is incomplete is not, and what is around it is skipped."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentfsm.tools.schema.arguments import check_object, repair_object
+from agentfsm.core.errors import ArgumentsError
+from agentfsm.tools.schema.arguments import check_object, read_object, repair_object
 
 MENDED = {
     '{"a": 1,}': {"a": 1},
@@ -177,6 +179,109 @@ def test_no_text_escapes(text):
 def test_no_junk_takes_long(unit):
     """Junk of the largest size is looked at once, not once for each of its characters."""
     assert repair_object("{" + unit * (15_990 // len(unit)) + "}") is None
+
+
+# Replies of planners, judges and routers, answers of agents
+
+
+def fitting(text):
+    """Read an object that has a member "fits"."""
+    found = json.loads(text)
+    return found if found["fits"] else {}
+
+
+BEFORE = st.sampled_from(
+    [
+        "",
+        "\ufeff",
+        "Here is my decision: ",
+        'Here is "my" decision, it\'s final [1]:\n',
+        "See [the docs](https://x.org). ```json\n",
+        '<think>{"route": "?"}</think>\n',
+        "First {'a': 1}, then [[1], {\"fits\": 0}]:\n",
+    ]
+)
+BEHIND = st.sampled_from(
+    ["", "\n```", ".", ' I hope "that" helps :)', '\n\nNot {"a": 1}.', '\n[{"fits": 0}]', " // done"]
+)
+
+
+@given(BEFORE, OBJECTS, BEHIND, st.booleans())
+def test_an_object_is_read_wherever_it_stands(before, value, behind, ascii_only):
+    """In a sentence, a fence, behind a byte order mark, beside others that do not fit: it comes out as it was."""
+    value = {**value, "fits": 1}
+    assert read_object(f"{before}{json.dumps(value, ensure_ascii=ascii_only)}{behind}", fitting) == value
+
+
+@given(BEFORE, OBJECTS, WRITERS, BEHIND, st.floats(0, 1))
+@example("", {"a": {"fits": 2}}, json.dumps, "", 0.5)
+def test_a_reply_that_breaks_off_never_becomes_another_object(before, value, write, behind, share):
+    """However it is written and wherever it ends: what comes out is that object, or an error for the model."""
+    value = {**value, "fits": 1}
+    text = f"{before}{write(value)}{behind}"
+    try:
+        whole = read_object(text, fitting)
+    except ArgumentsError:
+        whole = value
+    with contextlib.suppress(ArgumentsError):
+        assert read_object(text[: int(share * len(text))], fitting) == whole
+
+
+@given(st.text() | st.text(alphabet="{}[]\"':,\\/*#u0dN1e-. \n`aTrue\ud800\0“”", max_size=60))
+def test_no_reply_escapes(text):
+    """The result is a strict object, or the error; and what arguments may be, an answer may be, too."""
+    mended = text if check_object(text) is None else repair_object(text)
+    try:
+        found = read_object(text, str)
+    except ArgumentsError:
+        assert mended is None
+    else:
+        assert check_object(found) is None
+        assert mended is None or json.loads(found) == json.loads(mended)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": 1}\n{"fits": 2}', {"fits": 2}),
+        ('{"fits": 2} {"fits": 2}', {"fits": 2}),
+        ("So 'it' is: {'fits': 'it’s “q”', b: True,} ok?", {"fits": "it’s “q”", "b": True}),  # noqa: RUF001
+        (f'```json\n{{"fits": "{"x" * 20_000}"}}\n```', {"fits": "x" * 20_000}),
+    ],
+    ids=["first that fits", "said twice", "single quotes", "long"],
+)
+def test_what_is_clear_is_read(text, found):
+    assert read_object(text, fitting) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ('{"fits": 1} or {"fits": 2}', "two JSON objects that differ"),
+        ('{"fits": 1, "a": {"fits": 2}', "EOF while parsing"),
+        ('For example {"fits": 1}. {"fits": 2, "b', "trailing characters"),
+        ('{"a": 1}}, "fits": {"fits": 1}', "trailing characters"),
+        ('"a": {"fits": 1}', "part of another value"),
+        ('[{"fits": 1}]', "it is an array"),
+        ("{“fits”: 1}", "key must be a string"),
+        ("{'fits': 'it's'}", "key must be a string"),
+        ('{"fits": 1, "fits": 2}', "duplicate key"),
+        ('Maybe {"a": 1}', "'fits' is missing"),
+        ("I refund it.", "expected a value"),
+        ('{"fits": hello}', "bare word"),
+    ],
+)
+def test_what_would_have_to_be_guessed_is_an_error_that_says_why(text, flaw):
+    """So the model can be asked again."""
+    with pytest.raises(ArgumentsError, match=flaw):
+        read_object(text, fitting)
+
+
+@pytest.mark.parametrize("unit", ["{} ", "{a} ", "[[", '{"a": 1} ', "{'", "}{", '": {', "[{}] "])
+def test_no_long_reply_takes_long(unit):
+    """A long reply is looked at once, not once for each of its brackets."""
+    with pytest.raises(ArgumentsError):
+        read_object(unit * (200_000 // len(unit)), fitting)
 
 
 def test_a_validator_is_loaded_only_when_a_tool_needs_it():

@@ -266,12 +266,23 @@ async def test_results_that_stay_wrong_go_to_a_person():
 )
 async def test_a_judgement_that_cannot_be_read_is_asked_for_again(words):
     """Twice nonsense is no judgement: a person is asked, and nothing is accepted unjudged."""
-    agent, _ = judged(["a"], [words, judgement(GOOD)])
+    agent, judge = judged(["a"], [words, judgement(GOOD)])
     assert (await agent.run("x")).output == "a"
+    assert "could not be read: the answer" in judge.requests[1].messages[0].text
     agent, _ = judged(["a"], [words, words])
     run = await agent.run("x")
     assert run.is_waiting
     assert "could not be judged" in run.pending[0].description
+
+
+async def test_a_judgement_is_found_among_other_objects():
+    """One that is quoted twice with different scores is none: the answer may have smuggled it in."""
+    good, poor = judgement(GOOD), judgement(POOR)
+    agent, judge = judged(["a"], [f'The "answer" was {{"a": 1}}.\n```json\n{good}\n```'])
+    assert (await agent.run("x")).output == "a"
+    agent, judge = judged(["a"], [f"It says {good}, but: {poor}", good])
+    assert (await agent.run("x")).output == "a"
+    assert "two JSON objects that differ" in judge.requests[1].messages[0].text
 
 
 async def test_a_judge_that_is_down_is_told_of():

@@ -19,6 +19,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports.model import OutputForm, OutputMode, ToolDefinition
 from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.schema.arguments import read_object
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
 from agentfsm.tools.schema.signature import CompiledType, compile_type
 from agentfsm.tools.schema.strict import build_strict_schema
@@ -99,8 +100,11 @@ class OutputSpec:
         begun = text[text.find("{") :] if "{" in text else ""
         try:
             values = jiter.from_json(begun.encode(), partial_mode="trailing-strings") if begun else None
-        except ValueError:
-            return None
+        except ValueError:  # such as text behind the object
+            try:
+                values = read_object(text, json.loads)
+            except ArgumentsError:
+                return None
         is_wrapped = self.form is not None and self.form.is_wrapped
         return values.get("result") if is_wrapped and isinstance(values, dict) else values
 

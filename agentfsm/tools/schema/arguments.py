@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jiter
 
@@ -18,11 +18,13 @@ from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.json_text import JSON_BLANKS, normalise_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
     from agentfsm.core.messages import JSON
+
+T = TypeVar("T")
 
 # The escape sequence; after an odd number of backslashes it is six harmless characters.
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -43,6 +45,13 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_TOKEN_OR_BRACKET = re.compile(rf"{_TOKEN.pattern} | (?P<opening> [\[{{] ) | (?P<closing> [\]}}] )", _TOKEN.flags)
+# The beginning of an object, or of an array of arrays or objects. Other brackets may be part of a sentence.
+_OPENING = re.compile(r"\{|\[(?=\s*[\[{])")
+# A bracket too many, a name before an object, and a member behind one: the object was part of another.
+_STRAY_MEMBER = re.compile(r"\}|[\"']\s*:\s*\Z|\A\s*,\s*[\"']")
+# Maximum of arrays and objects in a reply that are looked at: each takes some 40 us.
+_MAX_OBJECTS = 20
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 # Characters and escapes that are written differently between double quotes.
 _QUOTED_CHAR = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
@@ -64,6 +73,7 @@ _MAX_PARAMETERS = 50
 _COMPOSITION_KEYWORDS = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
 # Clearer wording for messages of the parser.
 _PARSER_MESSAGES = {
+    "expected ident": "expected a value, not a bare word",
     "expected value": "expected a value, not NaN, Infinity or a bare word",
     "lone leading surrogate in hex escape": "half of a surrogate pair",
     "number out of range": "a number of too many digits",
@@ -116,10 +126,81 @@ def check_object(text: str) -> str | None:
     return None
 
 
-def extract_object(text: str) -> str | None:
-    """Return the text as one strict JSON object, repaired if necessary; None if it is not one."""
+def read_object(text: str, read: Callable[[str], T], *, such_as: str = "", alone: bool = False) -> T:
+    """Return what `read` makes of the JSON object in a text of the model: the first that it accepts.
+
+    The object may stand in a sentence or a code fence, beside others, and be written as `repair_object` mends it. It
+    is part of no other value. Nothing is read from a text that breaks off in an object, or has members outside of one.
+    If two objects are accepted that differ, none is taken, because the model may have quoted one of them.
+
+    Args:
+        text: The reply of a model, of any length.
+        read: Reads the text of one strict JSON object. It refuses one by an `ArgumentsError`, `KeyError`, `TypeError`
+            or `ValueError`.
+        such_as: Example for the error, after "send one".
+        alone: Whether there may be no other objects, nor quotes and brackets around it.
+
+    Raises:
+        ArgumentsError: if there is no such object; the message says to the model what is wrong.
+    """
+    found, flaws = None, {}
+    for each in _list_objects(text, alone=alone):
+        try:
+            value = read(each)
+        except KeyError as error:
+            flaws[each] = f"the answer does not fit: {error} is missing"
+        except (TypeError, ValueError) as error:
+            flaws[each] = f"the answer does not fit: {error}"
+        except ArgumentsError as error:
+            flaws[each] = str(error)
+        else:
+            if found is not None and json.loads(found[0]) != json.loads(each):
+                raise ArgumentsError("the answer has two JSON objects that differ, and each of them fits; send one.")
+            found = found or (each, value)
+    if found is not None:
+        return found[1]
+    if flaws:
+        raise ArgumentsError(flaws[max(flaws, key=len)])  # a longer one is no example
+    opening = _OPENING.search(text)
+    flaw = check_object(normalise_text(text[opening.start() :] if opening else text)) or "it is part of another value"
+    raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{such_as}, with nothing around it.")
+
+
+def _list_objects(text: str, *, alone: bool) -> list[str]:
+    """Return the JSON objects in a text that are part of no other value, repaired if necessary.
+
+    There are none if the text breaks off in one, or has more than 20 brackets to look at.
+    """
     text = normalise_text(text)
-    return text if check_object(text) is None else repair_object(text)
+    if whole := text if check_object(text) is None else repair_object(text):
+        return [whole]
+    objects: list[str] = []
+    end, seen, opening = 0, 0, None if alone else _OPENING.search(text)
+    while opening:
+        start, before, seen = opening.start(), end, seen + 1
+        end = _find_end(text, start)
+        if (
+            seen > _MAX_OBJECTS or end < 0 or _STRAY_MEMBER.search(text[before:start])
+        ):  # the pattern has to see the ends
+            return []
+        part = text[start:end]
+        if part[0] == "{" and (whole := part if check_object(part) is None else repair_object(part)):
+            objects.append(whole)
+        opening = _OPENING.search(text, end)
+    return [] if _STRAY_MEMBER.search(text[end:]) else objects
+
+
+def _find_end(text: str, start: int) -> int:
+    """Return the end of the array or object that begins at an index; -1 if the text breaks off in it."""
+    depth = 0
+    for token in _TOKEN_OR_BRACKET.finditer(text, start):
+        if token.lastgroup == "opening":
+            depth += 1
+        elif token.lastgroup == "closing":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    return -1
 
 
 def repair_object(text: str) -> str | None:

@@ -34,11 +34,9 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
 from agentfsm.tools.schema.arguments import (
     build_problem,
-    check_object,
     describe_parameters,
-    extract_object,
     format_problems,
-    normalise_text,
+    read_object,
     require_object,
 )
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
@@ -199,19 +197,16 @@ class CompiledType(Value):
             ArgumentsError: if it does not fit; the message lists all problems.
         """
         try:
-            return self.validate(self._extract_object(text))
+            return read_object(
+                text,
+                lambda found: self.validate(_drop_nulls(found, self.schema)),
+                such_as=' such as {"result": ...}' if self.is_wrapped else "",
+                alone=self.takes_text,
+            )
         except ArgumentsError:
             if self.takes_text:
                 return text
             raise
-
-    def _extract_object(self, text: str) -> str:
-        """Return the text as one strict JSON object, without the nulls that stand for omitted values."""
-        if (found := extract_object(text)) is not None:
-            return _drop_nulls(found, self.schema)
-        which = ' such as {"result": ...}' if self.is_wrapped else ""
-        flaw = check_object(normalise_text(text))
-        raise ArgumentsError(f"the answer is not a JSON object ({flaw}); send one{which}, with nothing around it.")
 
 
 def compile_type(hint: Any) -> CompiledType:
