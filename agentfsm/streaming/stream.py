@@ -18,6 +18,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import ClosedError, MisuseError, ensure_printable
+from agentfsm.core.events import Event
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ToolResult
@@ -67,8 +68,13 @@ class StateChanged(_StreamEventBase):
     state: State
     """State of the run after the transition."""
 
-    event: str
-    """Class name of the journal event that caused the transition."""
+    event: Event
+    """Journal event that caused the transition, as the journal has it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON values; the journal event is in the form of the journal, as in a `JournalEvent`."""
+        fields = {"type": _EVENT_NAMES[StateChanged], "seq": self.seq, "run_id": self.run_id, "turn": self.turn}
+        return {**fields, "state": self.state, "event": self.event.to_dict()}
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -67,7 +67,7 @@ async def test_every_kind_of_event_is_seen_in_its_place(store):
         UsageReported,
         RunEnded,
     }
-    states = [(str(event.state), event.event) for event in events if isinstance(event, StateChanged)]
+    states = [(str(event.state), type(event.event).__name__) for event in events if isinstance(event, StateChanged)]
     assert states == [
         ("think", "Observed"),
         ("act", "ToolsChosen"),
@@ -82,6 +82,15 @@ async def test_every_kind_of_event_is_seen_in_its_place(store):
     assert events[-1].run == run
     assert {event.run_id for event in events} == {run.id}
     await sound(looking(store), run)
+
+
+async def test_a_change_of_state_carries_its_event_of_the_journal(store):
+    """Each is equal to that of the journal, with its time, so that a reader need not read the journal as well."""
+    agent = looking(store)
+    events, run = await watched(agent, "look")
+    moved = [event.event for event in events if isinstance(event, StateChanged)]
+    assert moved == [each for each in await agent.history(run.id) if each in moved]
+    assert all(each.at for each in moved)
 
 
 async def test_events_are_numbered_without_gaps(store):

@@ -10,6 +10,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Run, State, Usage, ask_user, tool
+from agentfsm.core.events import Observed
 from agentfsm.core.header import Header
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import ToolResult
@@ -104,7 +105,7 @@ async def test_the_events_of_an_agent_reach_the_stream_of_its_caller(store):
     assert {event.run_id for event in events} == {run.id, child}
     assert "".join(event.text for event in of(events, TextDelta, child)) == "I look.Over there."
     assert "".join(event.text for event in of(events, TextDelta, run.id)) == "Let me ask.It is there."
-    moves = [event.event for event in of(events, StateChanged, child)]
+    moves = [type(event.event).__name__ for event in of(events, StateChanged, child)]
     assert moves == ["Observed", "ToolsChosen", "ToolsReturned", "Continued", "Observed", "AnswerGiven"]
     calls = [(event.type.value, event.call_id) for event in of(events, ToolEvent, child)]
     assert calls == [
@@ -198,7 +199,7 @@ def samples() -> list[StreamEvent]:
     run = begin_run(Header(id="r", prompt=(), created_at=0.0))
     tool_event = ToolEvent(type=ToolEventType.ERROR, kind=ToolKind.DIRECT, arguments={"a": [1]}, result="no", **where)
     return [
-        StateChanged(state=State.THINK, event="Observed", **where),
+        StateChanged(state=State.THINK, event=Observed(), **where),
         TextDelta(attempt=1, text="x", **where),
         ThinkingDelta(attempt=1, text="x", **where),
         CallDelta(attempt=1, index=0, call_id="t1.0", name="look", arguments="{", **where),
@@ -230,6 +231,7 @@ def test_every_event_of_a_stream_is_json():
         "message": "",
         "result": "no",
     }
+    assert (forms[0]["state"], forms[0]["event"]) == ("think", Observed().to_dict())
     assert forms[-1]["pending"][0]["kind"] == "input"
 
 

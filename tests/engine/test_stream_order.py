@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm import Agent, Limits, ModelRetry, Run, RunContext, ToolQueue, ToolRegistry, tool
 from agentfsm.core.errors import ModelUnavailableError
-from agentfsm.core.events import Event, ToolFinished
+from agentfsm.core.events import Event, ToolFinished, ToolsReturned
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import TABLE
 from agentfsm.core.messages import ToolCall, ToolResult
@@ -110,7 +110,7 @@ def in_stream(events: list[StreamEvent]) -> list[tuple[str, str]]:
     order = []
     for event in events:
         if isinstance(event, StateChanged):
-            order.append(("moved by", event.event))
+            order.append(("moved by", type(event.event).__name__))
         elif isinstance(event, ToolEvent) and event.result is not None:
             order.append(("result of", event.call_id))
     return order
@@ -152,7 +152,11 @@ async def test_a_stream_tells_what_the_journal_says_in_its_order(store, scene, d
     drains = [
         n for n, event in enumerate(events) if isinstance(event, ToolEvent) and event.type is ToolEventType.DRAINED
     ]
-    turns = [n for n, event in enumerate(events) if isinstance(event, StateChanged) and event.event == "ToolsReturned"]
+    turns = [
+        n
+        for n, event in enumerate(events)
+        if isinstance(event, StateChanged) and isinstance(event.event, ToolsReturned)
+    ]
     if turns:
         assert max(ends) < max(drains) < turns[0]
 

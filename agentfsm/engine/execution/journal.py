@@ -366,7 +366,7 @@ def _iter_state_changes(run: Run, events: Sequence[Event]) -> Iterator[StateChan
     for event in events:
         before, run = run, run.apply(event)
         if run.state is not before.state:
-            yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=type(event).__name__)
+            yield StateChanged(run_id=run.id, turn=run.turn, state=run.state, event=event)
 
 
 async def _acquire_lease(
