@@ -13,7 +13,15 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.messages import replace_surrogates
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, POSITIVE, SHARE, require_choice, suggest_fields
+from agentfsm.core.validation import (
+    COUNT,
+    COUNT_OR_ZERO,
+    POSITIVE,
+    SHARE,
+    require_choice,
+    require_whole_number,
+    suggest_fields,
+)
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -85,6 +93,7 @@ LAST_ANSWER_SHARE: Final = 0.2
 LAST_ANSWER_S: Final = 30.0
 
 
+_TWO_OR_MORE: Final = require_whole_number(2)
 _ABOVE_ZERO: Final = attrs.evolve(POSITIVE, wanted=f"{POSITIVE.wanted}; there is no 'unlimited'")
 
 
@@ -114,6 +123,8 @@ class Limits(Value):
         answer_retries: Number of corrections that the model is asked for when its answer does not fit the output type
             or a validator refuses it, 0 or more.
         crashes: Number of workers that may die in one turn of the run while they execute only this run, 1 or more.
+        loop_turns: Number of equal turns that makes a loop, 2 or more.
+        loop_window: Number of newest turns among which equal calls are counted; never fewer than `loop_turns`.
 
     Raises:
         MisuseError: when a value is out of its range or of a wrong type.
@@ -198,6 +209,16 @@ class Limits(Value):
     crashes: int = attrs.field(default=5, validator=COUNT)
     """Number of workers that may die in one turn of the run while they execute only this run, 1 or more. Then the run
     is paused. Default 5: one or two deaths are chance or a roll-out, five are caused by the run.
+    """
+
+    loop_turns: int = attrs.field(default=3, validator=_TWO_OR_MORE)
+    """Number of equal turns that makes a loop, 2 or more. A sequence of turns makes one if it comes one time less, at
+    least twice. Default 3: two are a retry (Source: document B, 4).
+    """
+
+    loop_window: int = attrs.field(default=4, validator=COUNT)
+    """Number of newest turns among which equal calls are counted; never fewer than `loop_turns`. Default 4, so that
+    another turn in between hides no loop (Source: document B, 4).
     """
 
     def max_model_retries(self, header: Header) -> int:

@@ -96,10 +96,7 @@ def format_seconds_used(seconds: float, limits: Limits) -> str:
     return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"
 
 
-# Number of equal turns that makes a loop: two are a retry.
-MIN_REPEATS: Final = 3
-# Number of newest turns in which equal calls are counted (Source: document B, 4).
-WINDOW_TURNS: Final = 4
+_DEFAULTS: Final = Limits()
 # Turns in the longest sequence that is detected: longer repetitions are too rare to be worth the cost.
 MAX_PERIOD: Final = 4
 # Share of common shingles that makes texts highly similar. One changed word in 20 leaves 0.81, in 50 0.92.
@@ -141,23 +138,28 @@ class _LoopTurn(Value):
     results: tuple[_Content, ...]
 
 
-def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> DetectedLoop | None:
+def find_loop(
+    messages: Sequence[Message], exempt: AbstractSet[str] = frozenset(), limits: Limits = _DEFAULTS
+) -> DetectedLoop | None:
     """Return the loop that the newest turn completes, or None.
 
     Args:
         messages: The history, oldest first.
         exempt: Names of tools that are meant to be called repeatedly (polling).
+        limits: Limits of the agent, for their `loop_turns` and `loop_window`.
     """
-    if not _may_be_loop(messages, exempt):
+    repeats, window = limits.loop_turns, max(limits.loop_turns, limits.loop_window)
+    times = max(2, repeats - 1)  # a sequence is several turns
+    if not _may_be_loop(messages, exempt, max(MAX_PERIOD + 1, window)):
         return None
-    if not (turns := _newest_turns(messages, 2 * MAX_PERIOD, exempt)):
+    if not (turns := _newest_turns(messages, max(MAX_PERIOD * times, window), exempt)):
         return None
     return (
-        _find_same_calls(turns)
-        or _find_sequence(turns)
-        or _find_same_reply(turns)
-        or _find_similar_replies(turns)
-        or _find_similar_results(turns)
+        _find_same_calls(turns, repeats, window)
+        or _find_sequence(turns, times)
+        or _find_same_reply(turns, repeats)
+        or _find_similar_replies(turns, repeats)
+        or _find_similar_results(turns, repeats)
     )
 
 
@@ -178,8 +180,8 @@ def count_equal_calls(messages: Sequence[Message], names: AbstractSet[str]) -> d
     return {}
 
 
-def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
-    """Return whether the newest turn resembles a recent one. This cheap check excludes a loop in most turns."""
+def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str], most: int) -> bool:
+    """Return whether the newest turn resembles one of the `most` newest. This cheap check excludes a loop usually."""
     newest: AssistantMessage | None = None
     wanted: Signature = ()
     results: set[_Content] = set()
@@ -189,7 +191,7 @@ def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
             turns += 1
             if newest is None:
                 newest, wanted = message, _signature(message, exempt)
-            elif turns > MAX_PERIOD + 1:
+            elif turns > most:
                 return False
             elif _signature(message, exempt) == wanted and (wanted or _are_similar(message.text, newest.text)):
                 return True
@@ -237,71 +239,72 @@ def _tool_names(turns: Sequence[_LoopTurn]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for turn in turns for name, _ in turn.signature))
 
 
-def _find_same_calls(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+def _find_same_calls(turns: Sequence[_LoopTurn], repeats: int, window: int) -> DetectedLoop | None:
     signature = turns[0].signature
-    if not signature or sum(turn.signature == signature for turn in turns[:WINDOW_TURNS]) < MIN_REPEATS:
+    if not signature or sum(turn.signature == signature for turn in turns[:window]) < repeats:
         return None
     tools = _tool_names(turns[:1])
-    is_running = all(turn.signature == signature for turn in turns[:MIN_REPEATS])
-    when = f"{MIN_REPEATS} turns running" if is_running else f"in {MIN_REPEATS} of the last {WINDOW_TURNS} turns"
+    is_running = all(turn.signature == signature for turn in turns[:repeats])
+    when = f"{repeats} turns running" if is_running else f"in {repeats} of the last {window} turns"
     return DetectedLoop(description=f"the same call of {', '.join(tools)} {when}", tools=tools)
 
 
-def _find_sequence(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+def _find_sequence(turns: Sequence[_LoopTurn], times: int) -> DetectedLoop | None:
     for period in range(2, MAX_PERIOD + 1):
-        newer, older = turns[:period], turns[period : 2 * period]
-        if len(older) < period or not all(a.signature and a.signature == b.signature for a, b in zip(newer, older)):  # noqa: B905  equally long
+        seen = turns[: period * times]
+        is_same = all(turn.signature and turn.signature == seen[at % period].signature for at, turn in enumerate(seen))
+        if len(seen) < period * times or not is_same:
             continue
-        tools = _tool_names(newer)
+        tools, often = _tool_names(seen[:period]), "twice" if times == 2 else f"{times} times"
         return DetectedLoop(
-            description=f"the same sequence of {period} turns ({', '.join(tools)}) twice running", tools=tools
+            description=f"the same sequence of {period} turns ({', '.join(tools)}) {often} running", tools=tools
         )
     return None
 
 
-def _find_same_reply(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
-    newest = [turn.reply for turn in turns[:MIN_REPEATS]]
+def _find_same_reply(turns: Sequence[_LoopTurn], repeats: int) -> DetectedLoop | None:
+    newest = [turn.reply for turn in turns[:repeats]]
     said = {reply.text.strip() for reply in newest}
-    if len(newest) < MIN_REPEATS or len(said) > 1 or said == {""} or any(reply.calls for reply in newest):
+    if len(newest) < repeats or len(said) > 1 or said == {""} or any(reply.calls for reply in newest):
         return None
-    return DetectedLoop(description=f"the same reply {MIN_REPEATS} turns running")
+    return DetectedLoop(description=f"the same reply {repeats} turns running")
 
 
-def _find_similar_replies(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+def _find_similar_replies(turns: Sequence[_LoopTurn], repeats: int) -> DetectedLoop | None:
     newest = turns[0].reply
 
     def is_like(turn: _LoopTurn) -> bool:
         return not turn.reply.calls and _are_similar(turn.reply.text, newest.text)
 
-    if newest.calls or not newest.text.strip() or not _is_just_completed(turns, is_like):
+    if newest.calls or not newest.text.strip() or not _is_just_completed(turns, is_like, repeats):
         return None
-    return DetectedLoop(description=f"nearly the same reply {MIN_REPEATS} turns running", is_hint=True)
+    return DetectedLoop(description=f"nearly the same reply {repeats} turns running", is_hint=True)
 
 
-def _find_similar_results(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
+def _find_similar_results(turns: Sequence[_LoopTurn], repeats: int) -> DetectedLoop | None:
     newest = turns[0].results
-    if not newest or not _is_just_completed(turns, lambda turn: _are_similar_results(turn.results, newest)):
+    if not newest or not _is_just_completed(turns, lambda turn: _are_similar_results(turn.results, newest), repeats):
         return None
-    tools = _tool_names(turns[:MIN_REPEATS])
-    are_equal = all(turn.results == newest for turn in turns[:MIN_REPEATS])
+    tools = _tool_names(turns[:repeats])
+    are_equal = all(set(turn.results) == set(newest) for turn in turns[:repeats])
     finding = "equal results" if are_equal else "nearly equal results"
     return DetectedLoop(
-        description=f"{finding} of {', '.join(tools)} {MIN_REPEATS} turns running", tools=tools, is_hint=True
+        description=f"{finding} of {', '.join(tools)} {repeats} turns running", tools=tools, is_hint=True
     )
 
 
-def _is_just_completed(turns: Sequence[_LoopTurn], is_similar: Callable[[_LoopTurn], bool]) -> bool:
-    """Return whether exactly the newest `MIN_REPEATS` turns are similar. With more, the hint was reported before."""
-    if len(turns) < MIN_REPEATS or not all(map(is_similar, turns[1:MIN_REPEATS])):
+def _is_just_completed(turns: Sequence[_LoopTurn], is_similar: Callable[[_LoopTurn], bool], repeats: int) -> bool:
+    """Return whether exactly the newest turns of this number are similar. With more, it was reported before."""
+    if len(turns) < repeats or not all(map(is_similar, turns[1:repeats])):
         return False
-    return len(turns) == MIN_REPEATS or not is_similar(turns[MIN_REPEATS])
+    return len(turns) == repeats or not is_similar(turns[repeats])
 
 
 # Similarity
 
 
 def _are_similar_results(some: tuple[_Content, ...], others: tuple[_Content, ...]) -> bool:
-    if some == others:
+    if set(some) == set(others):  # also of another number of calls: three searches that find nothing, then one
         return True
     if not len(some) == len(others) <= MAX_SIMILAR_RESULTS:
         return False

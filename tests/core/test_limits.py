@@ -82,7 +82,10 @@ def test_what_is_counted_is_whole(name, value):
 
 def test_the_counts_are_known():
     """No limit that counts something was forgotten."""
-    assert MAY_BE_ZERO | {"turns", "tokens", "errors", "tool_calls", "parallel", "crashes"} == COUNTS
+    assert (
+        MAY_BE_ZERO | {"turns", "tokens", "errors", "tool_calls", "parallel", "crashes", "loop_turns", "loop_window"}
+        == COUNTS
+    )
 
 
 @pytest.mark.parametrize("value", [1.01, 80, "0.8", True])

@@ -3,13 +3,16 @@
 A turn is written as a letter: equal letters are equal calls. Results differ from turn to turn unless the test says so.
 """
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core import stops as loop_detection
+from agentfsm.core.limits import Limits
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
-from agentfsm.core.stops import MAX_PERIOD, MIN_REPEATS, count_equal_calls, find_loop
+from agentfsm.core.stops import MAX_PERIOD, count_equal_calls, find_loop
 from tests.support.sample_runs import TASK, answer, call, result
 
 
@@ -31,7 +34,7 @@ def test_the_same_call_three_turns_running(letters):
     """The same call three times is a loop that names the tool."""
     loop = find_loop(history(letters))
     assert (loop.tools, loop.is_hint) == (("tool_A",), False)
-    assert loop.description == f"the same call of tool_A {MIN_REPEATS} turns running"
+    assert loop.description == "the same call of tool_A 3 turns running"
 
 
 def test_the_same_call_however_written():
@@ -121,6 +124,40 @@ def test_equal_results_of_different_calls_are_a_hint():
     assert find_loop(history("AB", content="nothing found")) is None
 
 
+def test_equal_results_of_several_calls_count_as_one():
+    """Two searches that find nothing, then one, then three: each turn has brought the same."""
+    messages = [TASK]
+    for number, calls in enumerate((2, 1, 3), 1):
+        asked = [call(index, number, arguments=f'{{"page": {number}{index}}}') for index in range(calls)]
+        messages += [AssistantMessage(calls=tuple(asked)), *(result(each.id, content="[]") for each in asked)]
+    loop = find_loop(messages)
+    assert (loop.is_hint, loop.description) == (True, "equal results of search 3 turns running")
+    assert find_loop(messages[:-1]).is_hint
+    assert find_loop([*messages[:-1], result("t3.2", content="a hit")]) is None
+
+
+@pytest.mark.parametrize(
+    ("letters", "limits", "description"),
+    [
+        ("AA", Limits(loop_turns=2), "the same call of tool_A 2 turns running"),
+        ("AAA", Limits(loop_turns=4), None),
+        ("ABABA", Limits(loop_turns=4), None),
+        ("AAAA", Limits(loop_turns=4), "the same call of tool_A 4 turns running"),
+        ("ABABAB", Limits(loop_turns=4), "the same sequence of 2 turns (tool_B, tool_A) 3 times running"),
+        ("ABCDABCDABCD", Limits(loop_turns=4), "the same sequence of 4 turns"),
+        ("ABBCA", Limits(loop_window=5), None),
+        ("AABCA", Limits(loop_window=5), "the same call of tool_A in 3 of the last 5 turns"),
+        ("ABCDEFGHAIA", Limits(loop_window=12), "the same call of tool_A in 3 of the last 12 turns"),
+        ("AAA", Limits(loop_window=2), "the same call of tool_A 3 turns running"),
+        ("AABA", Limits(loop_window=3), None),
+    ],
+)
+def test_the_turns_and_the_window_of_a_loop_are_limits(letters, limits, description):
+    """Document B, 4: threshold and window are configured."""
+    loop = find_loop(history(letters), limits=limits)
+    assert (loop is None) if description is None else loop.description.startswith(description)
+
+
 @pytest.mark.parametrize("letters", ["AAA", "ABAB", "BBAAA"])
 def test_polling_tools_are_exempt(letters):
     """A tool whose job is to be asked again makes no loop."""
@@ -156,11 +193,11 @@ def test_the_quick_look_hides_nothing(letters, content, exempt):
     messages = history(letters, content=content)
     turns = loop_detection._newest_turns(messages, 2 * MAX_PERIOD, exempt)
     rules = (
-        loop_detection._find_same_calls,
-        loop_detection._find_sequence,
-        loop_detection._find_same_reply,
-        loop_detection._find_similar_replies,
-        loop_detection._find_similar_results,
+        partial(loop_detection._find_same_calls, repeats=3, window=4),
+        partial(loop_detection._find_sequence, times=2),
+        partial(loop_detection._find_same_reply, repeats=3),
+        partial(loop_detection._find_similar_replies, repeats=3),
+        partial(loop_detection._find_similar_results, repeats=3),
     )
     assert find_loop(messages, exempt) == next((loop for rule in rules if turns and (loop := rule(turns))), None)
 
@@ -246,7 +283,7 @@ def test_a_hint_is_found_once(text):
     """In the turn that completes it, and not in each that it goes on; when it begins anew it is found anew."""
     pages = [text.format("opera", number) for number in range(20)]
     found = [find_loop(searching(*pages[:count])) is not None for count in range(21)]
-    assert [count for count, hit in enumerate(found) if hit] == [MIN_REPEATS]
+    assert [count for count, hit in enumerate(found) if hit] == [3]
     assert find_loop(searching(*pages[:9], "Here it is.", *pages[:3])) is not None
 
 

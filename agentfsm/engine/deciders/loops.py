@@ -36,18 +36,18 @@ _LOOP_STOP_NOTE: Final = "You are repeating yourself: {loop}."
 async def review_calls(execution: Execution, _effect: Reflect) -> StepOutcome | None:
     """Return the warning of calls that repeat themselves, or the end of the run."""
     run = execution.journal.run
-    if run.turn < loop_detection.MIN_REPEATS:
+    if run.turn < execution.config.limits.loop_turns:
         return None
-    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
+    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools, execution.config.limits)
     return None if loop is None else _warn_of_loop(execution, loop, note_equal_calls(execution, e.Continued()))
 
 
 def send_back(execution: Execution, note: e.Continued) -> e.Continued | StepOutcome:
     """Return an objection to a draft, with a warning if the same draft was given before."""
     run = execution.journal.run
-    if note.asks or run.turn < loop_detection.MIN_REPEATS:  # a person reviews the next step
+    if note.asks or run.turn < execution.config.limits.loop_turns:  # a person reviews the next step
         return note
-    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
+    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools, execution.config.limits)
     return note if loop is None else _warn_of_loop(execution, loop, note)
 
 
