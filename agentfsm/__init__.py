@@ -60,6 +60,7 @@ from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind, Question
 from agentfsm.core.run import Run, RunError
 from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.core.settings import Settings
+from agentfsm.core.stops import stop_after_tool
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.replay import Divergence, Replay
@@ -193,6 +194,7 @@ __all__ = [
     "difference",
     "next_state",
     "note",
+    "stop_after_tool",
     "tool",
     "usage_by_purpose",
     "wait",

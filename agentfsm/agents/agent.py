@@ -88,6 +88,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         planner: Maker of plans, whose steps run without a request to the model for each; None: the model is asked for
             each step.
         last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
+        stop_when: Functions of the run that end it before the model does: they return False, True to stop without an
+            answer, or a text, which is then the answer.
         answer_cache: Cache that repeats the answer of an earlier run to the same question; None for no cache.
         clock: Clock for timestamps and durations.
         store: Store of the runs; by default a `MemoryStore`, which is lost when the process ends.

@@ -17,6 +17,7 @@ from agentfsm.agents.validation import (
     as_guards,
     as_spending_limits,
     as_states,
+    as_stop_conditions,
     check_agent,
     warn_of_undescribed_tools,
     warn_of_unreachable_rules,
@@ -29,6 +30,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
+from agentfsm.core.stops import StopCondition
 from agentfsm.core.validation import require_type
 from agentfsm.engine.deciders.plan_tools import build_plan_tools
 from agentfsm.engine.driver import Driver
@@ -122,6 +124,7 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
         spend=agent.spend,
         engine_tools=engine_tools,
         last_answer=agent.last_answer,
+        stop_when=agent.stop_when,
         answer_cache=agent.answer_cache,
         context=agent.context,
         clock=agent.clock,
@@ -249,6 +252,12 @@ class AgentFields(Generic[A_co]):
     last_answer: bool = False
     """Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run. The answer is
     `run.partial`. A turn and a part of the time, tokens and cost are reserved for it, so that no limit is exceeded.
+    """
+
+    stop_when: tuple[StopCondition, ...] = attrs.field(default=(), converter=as_stop_conditions)
+    """Functions of the run that end it before the model does: they return False, True to stop without an answer, or a
+    text, which is then the answer. They read only the run, and are asked whenever it would go on to another turn; the
+    first that holds decides. `stop_after_tool("name")` is one.
     """
 
     answer_cache: AnswerCache | None = attrs.field(default=None, validator=_check_answer_cache)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from inspect import iscoroutinefunction
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import DerivedId, find_caller, find_reserved_form
 from agentfsm.core.settings import Settings
+from agentfsm.core.stops import StopCondition
 from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
     BOOL,
@@ -131,6 +133,22 @@ def as_guards(guards: Iterable[CallGuard] | CallGuard) -> tuple[CallGuard, ...]:
     given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
     for each in given:
         check_guard("Agent(guards=...)", each)
+    return given
+
+
+def as_stop_conditions(conditions: Iterable[StopCondition]) -> tuple[StopCondition, ...]:
+    """Convert stop conditions to a tuple.
+
+    Raises:
+        MisuseError: when it is no list of functions, or one is async.
+    """
+    given = tuple(conditions) if isinstance(conditions, Iterable) else (None,)
+    for each in given:
+        if not callable(each) or iscoroutinefunction(each):
+            raise MisuseError(
+                f"Agent(stop_when={shorten_repr(conditions)}): give a list of functions of the run, not async, such as "
+                '[stop_after_tool("submit")]'
+            )
     return given
 
 

@@ -64,6 +64,9 @@ class StopReason(StrEnum):
     GUARD = "guard"
     """A guard ended the run, because it has read data that it must not read."""
 
+    STOP_CONDITION = "stop_condition"
+    """A function of `Agent.stop_when` said so, without an answer."""
+
     STEP_FAILED = "step_failed"
     """A step of a flow failed."""
 

@@ -13,6 +13,7 @@ from agentfsm.core.calls import format_names, may_have_happened
 from agentfsm.core.events import PlanKind
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import Outcome, ToolResult
+from agentfsm.core.messages import ErrorType, MessageOrigin, Outcome, ToolResult, UserMessage
 from agentfsm.core.plans import PLAN_TOOL, PlanProgress, PlanStep, find_step_number, is_skipped
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.value import Value
@@ -52,6 +53,24 @@ def list_results(run: Run) -> list[ToolResult]:
     entries = (*(() if run.plan is None else run.plan.closed), *run.open)
     found = (*run.messages[run.own_start :], *[entry.result for entry in entries])
     return [each for each in found if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+
+
+def list_step_results(run: Run) -> list[ToolResult]:
+    """Return the results of the steps of a run's plans."""
+    return [] if run.plan is None else [entry.result for entry in run.plan.steps if entry.result is not None]
+
+
+def list_newest_results(run: Run) -> list[ToolResult]:
+    """Return the results of the newest turn, in order; after steps of a plan, those of the plan."""
+    newest = run.messages[-1]
+    if run.plan is not None and isinstance(newest, UserMessage) and newest.origin is MessageOrigin.PLAN:
+        return [each for each in list_step_results(run) if each.call_id.startswith(f"p{run.plan.number}.")]
+    found: list[ToolResult] = []
+    for message in reversed(run.messages):
+        if not isinstance(message, ToolResult):
+            break
+        found.append(message)
+    return found[::-1]
 
 
 def list_brought_labels(run: Run, known: Iterable[Label]) -> tuple[Label, ...]:

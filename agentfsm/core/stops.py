@@ -1,17 +1,20 @@
-"""When a run has to stop: limits that it has reached or nears, and turns that repeat themselves."""
+"""When a run has to stop: its limits, stop conditions of its agent, and turns that repeat themselves."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core.limits import Limits, StopReason
-from agentfsm.core.messages import AssistantMessage, Media, Message, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, Media, Message, Outcome, ToolResult, UserMessage
 from agentfsm.core.run import Run
+from agentfsm.core.run_facts import list_newest_results
+from agentfsm.core.validation import NAME
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -71,6 +74,42 @@ def find_near_limits(run: Run[Any], limits: Limits) -> tuple[tuple[str, float, f
         ("seconds", run.duration_s, limits.seconds),
     )
     return tuple([(name, now, of) for name, now, of in used if of is not None and now >= of * share])
+
+
+StopCondition: TypeAlias = "Callable[[Run[Any]], bool | str | None]"
+"""Function of the run for `Agent(stop_when=[...])`: False or None to go on, True to stop, or a text, the answer.
+
+It is asked whenever the run would go on to another turn. It reads only the run, so that a resumed run decides the same.
+"""
+
+
+def stop_after_tool(*names: str) -> StopCondition:
+    """Return the condition that a call of a tool has succeeded. The result is the answer of the run, as it stands.
+
+    Of several such results of a turn, the last one is the answer. With an `output_type`, it has to fit the type; if it
+    does not, the model is told so, and goes on.
+
+    Args:
+        *names: Names of the tools; one or more.
+
+    Raises:
+        MisuseError: if there are none, or one is not a string.
+    """
+    for name in names or ("",):
+        NAME.check("stop_after_tool", "names", name)
+
+    def condition(run: Run[Any]) -> str | None:
+        done = [each for each in list_newest_results(run) if each.tool in names and each.outcome is Outcome.DONE]
+        return (done[-1].content if done[-1].content.strip() else "The tool returned nothing.") if done else None
+
+    condition.__name__ = f"stop_after_tool({', '.join(map(repr, names))})"
+    return condition
+
+
+def name_condition(condition: StopCondition) -> str:
+    """Return the name of a stop condition, under which the journal has it."""
+    function = condition.func if isinstance(condition, partial) else condition
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 # Messages of exhausted limits: the number reached, and the limit to raise.

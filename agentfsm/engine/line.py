@@ -33,6 +33,7 @@ from agentfsm.engine.deciders import (
     reminder,
     spend,
     started_calls,
+    stops,
     text_filters,
     tool_selection,
     window,
@@ -132,8 +133,8 @@ class Line(Value):
     describe_wait: tuple[Callable[[Execution], str], ...]
     """What the effect in progress waited for when the time of the run was up, as a clause; empty for nothing."""
 
-    after_results: OnContinue
-    after_draft: OnContinue
+    after_results: tuple[OnContinue, ...]
+    after_draft: tuple[OnContinue, ...]
 
     def list_decided_tools(self, config: EngineConfig) -> frozenset[str]:
         """Return the names of the tools whose calls are decided on one by one."""
@@ -225,6 +226,7 @@ def build_line(execution: Execution) -> Line:
         on_plain_result=_used(*[each for each in on_result if each[0] not in _OF_LEDGERS]),
         on_release=_used((cost.release, True), (spend.release, has_spend)),
         review_results=_used(
+            (stops.check_results, config.stop_when),
             (limits.check_results, True),
             (judge.apply_verdict, has_judge or run.verdict),
             (plans.ask_about_plan, has_plans),
@@ -239,8 +241,8 @@ def build_line(execution: Execution) -> Line:
         ),
         on_exit=_used((spend.flush, has_spend)),
         describe_wait=_used((spend.describe_wait, has_spend)),
-        after_results=loops.note_equal_calls,
-        after_draft=loops.send_back,
+        after_results=_used((loops.note_equal_calls, True)),
+        after_draft=_used((stops.check_objection, config.stop_when), (loops.send_back, True)),
     )
     return line
 

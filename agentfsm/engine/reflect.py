@@ -28,7 +28,11 @@ async def reflect(execution: Execution, effect: Reflect, calls: ToolCalls) -> St
     if found is None and is_draft:
         found = e.Accepted()
     if found is None or isinstance(found, e.Continued):
-        found = (line.after_draft if is_draft else line.after_results)(execution, found or e.Continued())
+        found = found or e.Continued()
+        for decide in line.after_draft if is_draft else line.after_results:
+            found = decide(execution, found)
+            if isinstance(found, StepOutcome):
+                break
     if isinstance(found, e.Accepted):
         return await _accept_draft(execution)
     return found if isinstance(found, StepOutcome) else StepOutcome((found,))

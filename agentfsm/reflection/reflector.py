@@ -15,8 +15,9 @@ import attrs
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelReplyError
 from agentfsm.core.events import Action, Score, Verdict
-from agentfsm.core.messages import JSON, AssistantMessage, MessageOrigin, ToolResult, UserMessage
+from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.plans import find_step_number
+from agentfsm.core.run_facts import list_newest_results, list_step_results
 from agentfsm.ports.model import check_model
 from agentfsm.ports.policies import Judge
 from agentfsm.tools.schema.arguments import read_object
@@ -123,7 +124,7 @@ class Reflector(Judge):
         """Return whether the draft, or one of the turn's results, is to be judged."""
         if isinstance(run.messages[-1], AssistantMessage):
             return self.answers
-        return any(result.tool in self.tools for result in _newest_results(run))
+        return any(result.tool in self.tools for result in list_newest_results(run))
 
     async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:
         """Judge the draft by the rubric, or the results by three questions."""
@@ -135,13 +136,13 @@ class Reflector(Judge):
             criteria = "\n".join(f"- {name}: {question}" for name, question in self.rubric.items())
             instructions = _JUDGE_PROMPT.format(criteria=criteria, schema=json.dumps(schema))
             work |= _describe_plan(run)
-            found = [*_step_results(run), *[each for each in own if isinstance(each, ToolResult)]]
+            found = [*list_step_results(run), *[each for each in own if isinstance(each, ToolResult)]]
             work |= {"results": _format_results(found), "answer": run.messages[-1].text}
             return self._decide_by_scores(
                 await _ask_judge(ask, instructions, work, schema, self._parse_scores), run.corrections
             )
         instructions = _CHECK_PROMPT.format(schema=json.dumps(_CHECK_SCHEMA))
-        results: Sequence[Any] = [result for result in _newest_results(run) if result.tool in self.tools]
+        results: Sequence[Any] = [result for result in list_newest_results(run) if result.tool in self.tools]
         work |= {"results": _format_results(results)}
         verdict = await _ask_judge(ask, instructions, work, _CHECK_SCHEMA, _parse_check)
         if verdict.action is not Action.RETRY_STEP or run.corrections < self.corrections:
@@ -214,26 +215,9 @@ def _describe_plan(run: Run) -> dict[str, JSON]:
     """Return the steps of the run's plan, with the outcomes of those that have ended; empty without a plan."""
     if run.plan is None or run.plan.plan is None:
         return {}
-    outcomes = {find_step_number(result.call_id): result.outcome.value for result in _step_results(run)}
+    outcomes = {find_step_number(result.call_id): result.outcome.value for result in list_step_results(run)}
     steps = run.plan.plan.steps
     return {"plan": [{"step": step.describe(), "outcome": outcomes.get(step.id, "not run")} for step in steps]}
-
-
-def _step_results(run: Run) -> list[ToolResult]:
-    return [] if run.plan is None else [entry.result for entry in run.plan.steps if entry.result is not None]
-
-
-def _newest_results(run: Run) -> list[ToolResult]:
-    """Return the tool results of the newest turn; after steps of a plan, those of the plan."""
-    newest = run.messages[-1]
-    if run.plan is not None and isinstance(newest, UserMessage) and newest.origin is MessageOrigin.PLAN:
-        return [each for each in _step_results(run) if each.call_id.startswith(f"p{run.plan.number}.")]
-    found: list[ToolResult] = []
-    for message in reversed(run.messages):
-        if not isinstance(message, ToolResult):
-            break
-        found.append(message)
-    return found[::-1]
 
 
 def _format_results(messages: Sequence[Any]) -> list[JSON]:

@@ -10,6 +10,7 @@ from agentfsm.core.events import GuardVerdict, PlanKind
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Input
 from agentfsm.core.labels import Label, LabelSource, ToolKind
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, TextPart, ToolResult
 from agentfsm.core.usage import Purpose, TierChoice, Usage
 from tests.support.format_4 import FORMAT_4, PLANNED
@@ -64,6 +65,7 @@ FURTHER = (
         rule="no_leaks()",
         labels=(LabelSource(label=Label.USER_DATA, run_id="r0", name="prompt", owner="ann"),),
     ),
+    e.Failed(reason=StopReason.STOP_CONDITION, message="the stop condition is_stuck holds"),
 )
 
 FORMAT_5 = Format(
@@ -90,6 +92,7 @@ FORMAT_5 = Format(
             (LabelSource, "owner"),
             (Usage, "cache_write_1h_tokens"),
             Label.USER_DATA,
+            StopReason.STOP_CONDITION,
         }
     ),
     closed_sets=(*FORMAT_4.closed_sets, PlanKind, ToolKind),

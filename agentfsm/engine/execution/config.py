@@ -12,6 +12,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Fingerprint, short_hash
 from agentfsm.core.limits import Limits, Spend
 from agentfsm.core.settings import Settings
+from agentfsm.core.stops import StopCondition, name_condition
 from agentfsm.core.value import Value
 from agentfsm.core.view_parts import FixedParts
 from agentfsm.engine.execution.answer_cache import AnswerCache
@@ -94,6 +95,9 @@ class EngineConfig(Value):
     spend: tuple[Spend, ...] = ()
     """Spending limits over all runs of a window; empty if there are none."""
 
+    stop_when: tuple[StopCondition, ...] = ()
+    """Functions of the run that end it; empty if there are none."""
+
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""
 
@@ -171,6 +175,7 @@ class EngineConfig(Value):
             policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
             names = [type(each).__qualname__ for each in policies]
             rest = [self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)]
+            rest += map(name_condition, self.stop_when)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(

@@ -19,6 +19,7 @@ const EN = {
   "stop model_error": "model error",
   "stop cancelled": "cancelled",
   "stop guard": "guard",
+  "stop stop_condition": "stop condition",
   "stop parked": "parked",
   "theme auto": "System theme",
   "theme light": "Light theme",

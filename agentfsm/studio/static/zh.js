@@ -18,7 +18,7 @@ export const ZH = {
   "Status": "状态", "Task": "任务", "Turn": "轮次", "Tokens": "词元", "Cost": "费用", "Updated": "更新", "Load more": "加载更多",
   "approval of {tool}": "等待批准 {tool}", "outcome of {tool}": "等待确认 {tool} 的结果", "answer for {tool}": "等待回答 {tool}", "input": "输入", "end of the pause": "等待恢复",
   "stop completed": "完成", "stop max_turns": "轮次上限", "stop token_budget": "词元预算", "stop cost_budget": "费用预算", "stop tool_budget": "调用预算",
-  "stop timeout": "超时", "stop too_many_errors": "错误过多", "stop loop_detected": "循环", "stop model_error": "模型错误", "stop cancelled": "已取消", "stop guard": "规则拦截", "stop parked": "已搁置",
+  "stop timeout": "超时", "stop too_many_errors": "错误过多", "stop loop_detected": "循环", "stop model_error": "模型错误", "stop cancelled": "已取消", "stop guard": "规则拦截", "stop stop_condition": "停止条件", "stop parked": "已搁置",
   // Waiting.
   "Waiting for a person": "等待人工处理", "{n} runs wait": "{n} 次运行在等待", "Nothing waits": "没有待处理事项", "Approvals, questions and unknown outcomes appear here.": "批准、提问和未知结果会出现在这里。",
   "Approval": "批准", "Unknown outcome": "结果未知", "Question": "提问", "Input": "输入", "Paused": "已暂停", "Paused after crashes": "崩溃后暂停",
