@@ -142,13 +142,12 @@ def as_stop_conditions(conditions: Iterable[StopCondition]) -> tuple[StopConditi
     Raises:
         MisuseError: when it is no list of functions, or one is async.
     """
-    given = tuple(conditions) if isinstance(conditions, Iterable) else (None,)
-    for each in given:
-        if not callable(each) or iscoroutinefunction(each):
-            raise MisuseError(
-                f"Agent(stop_when={shorten_repr(conditions)}): give a list of functions of the run, not async, such as "
-                '[stop_after_tool("submit")]'
-            )
+    given = tuple(conditions) if isinstance(conditions, Iterable) else ()
+    if not isinstance(conditions, Iterable) or any(not callable(each) or iscoroutinefunction(each) for each in given):
+        raise MisuseError(
+            f"Agent(stop_when={shorten_repr(conditions)}): give a list of functions of the run, not async, such as "
+            '[stop_after_tool("submit")]'
+        )
     return given
 
 

@@ -187,10 +187,10 @@ def find_loop(
         exempt: Names of tools that are meant to be called repeatedly (polling).
         limits: Limits of the agent, for their `loop_turns` and `loop_window`.
     """
+    if not _may_be_loop(messages, exempt, limits):
+        return None
     repeats, window = limits.loop_turns, max(limits.loop_turns, limits.loop_window)
     times = max(2, repeats - 1)  # a sequence is several turns
-    if not _may_be_loop(messages, exempt, max(MAX_PERIOD + 1, window)):
-        return None
     if not (turns := _newest_turns(messages, max(MAX_PERIOD * times, window), exempt)):
         return None
     return (
@@ -219,8 +219,8 @@ def count_equal_calls(messages: Sequence[Message], names: AbstractSet[str]) -> d
     return {}
 
 
-def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str], most: int) -> bool:
-    """Return whether the newest turn resembles one of the `most` newest. This cheap check excludes a loop usually."""
+def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str], limits: Limits) -> bool:
+    """Return whether the newest turn resembles a recent one. This cheap check excludes a loop in most turns."""
     newest: AssistantMessage | None = None
     wanted: Signature = ()
     results: set[_Content] = set()
@@ -230,7 +230,7 @@ def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str], most: in
             turns += 1
             if newest is None:
                 newest, wanted = message, _signature(message, exempt)
-            elif turns > most:
+            elif turns > MAX_PERIOD + 1 and turns > limits.loop_window and turns > limits.loop_turns:
                 return False
             elif _signature(message, exempt) == wanted and (wanted or _are_similar(message.text, newest.text)):
                 return True

@@ -133,7 +133,7 @@ class Line(Value):
     describe_wait: tuple[Callable[[Execution], str], ...]
     """What the effect in progress waited for when the time of the run was up, as a clause; empty for nothing."""
 
-    after_results: tuple[OnContinue, ...]
+    after_results: OnContinue
     after_draft: tuple[OnContinue, ...]
 
     def list_decided_tools(self, config: EngineConfig) -> frozenset[str]:
@@ -241,7 +241,7 @@ def build_line(execution: Execution) -> Line:
         ),
         on_exit=_used((spend.flush, has_spend)),
         describe_wait=_used((spend.describe_wait, has_spend)),
-        after_results=_used((loops.note_equal_calls, True)),
+        after_results=loops.note_equal_calls,
         after_draft=_used((stops.check_objection, config.stop_when), (loops.send_back, True)),
     )
     return line

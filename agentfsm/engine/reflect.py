@@ -29,10 +29,12 @@ async def reflect(execution: Execution, effect: Reflect, calls: ToolCalls) -> St
         found = e.Accepted()
     if found is None or isinstance(found, e.Continued):
         found = found or e.Continued()
-        for decide in line.after_draft if is_draft else line.after_results:
-            found = decide(execution, found)
-            if isinstance(found, StepOutcome):
-                break
+        if not is_draft:
+            found = line.after_results(execution, found)
+        else:
+            for decide in line.after_draft:
+                if isinstance(found := decide(execution, found), StepOutcome):
+                    break
     if isinstance(found, e.Accepted):
         return await _accept_draft(execution)
     return found if isinstance(found, StepOutcome) else StepOutcome((found,))

@@ -518,7 +518,13 @@ async def test_a_model_that_never_answers_is_stopped(store):
 
 def test_the_reasons_are_complete():
     """Each reason but those that later parts bring is reached by a test here, in loops or in budget_calls."""
-    later = {StopReason.COMPLETED, StopReason.GUARD, StopReason.STEP_FAILED, StopReason.PARKED}
+    later = {
+        StopReason.COMPLETED,
+        StopReason.GUARD,
+        StopReason.STEP_FAILED,
+        StopReason.STOP_CONDITION,
+        StopReason.PARKED,
+    }
     assert set(StopReason) - later == {
         StopReason.MAX_TURNS,
         StopReason.TOKEN_BUDGET,

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 import agentfsm.engine
-from agentfsm import Agent, AnswerCache, tool
+from agentfsm import Agent, AnswerCache, stop_after_tool, tool
 from agentfsm.core import events as e
 from agentfsm.engine import line as lines
 from agentfsm.engine import step
@@ -76,6 +76,7 @@ def test_an_agent_without_features_has_none():
     assert found["before_start"] == ["approvals", "cost"]
     assert found["on_plain_result"] == found["before_shown"] == found["decided_tools"] == []
     assert found["review_results"] == ["limits", "loops"]
+    assert found["after_draft"] == ["loops"]
 
 
 def test_the_order_of_all_features():
@@ -89,8 +90,11 @@ def test_the_order_of_all_features():
             output_type=int,
             answer_cache=AnswerCache(),
             planner=Planner(),
+            stop_when=[stop_after_tool("look")],
         )
     )
+    assert found["review_results"] == ["stops", "limits", "plans", "loops"]
+    assert found["after_draft"] == ["stops", "loops"]
     assert found["before_request"] == [
         "limits",
         "answer_cache",
