@@ -12,8 +12,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import format_names, may_have_happened
 from agentfsm.core.events import PlanKind
 from agentfsm.core.labels import Label, join_labels
-from agentfsm.core.messages import Outcome, ToolResult
-from agentfsm.core.messages import ErrorType, MessageOrigin, Outcome, ToolResult, UserMessage
+from agentfsm.core.messages import MessageOrigin, Outcome, ToolResult, UserMessage
 from agentfsm.core.plans import PLAN_TOOL, PlanProgress, PlanStep, find_step_number, is_skipped
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.value import Value

@@ -14,7 +14,6 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.extras import resolve_model
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.validation import BOOL, COUNT, NAME
@@ -22,7 +21,6 @@ from agentfsm.core.value import Value
 from agentfsm.evals.case import Case
 from agentfsm.evals.scorers import Grade, GradedRun
 from agentfsm.evals.statistics import cohen_kappa, spearman
-from agentfsm.tools.schema.arguments import extract_object
 from agentfsm.models.model_names import resolve_model
 from agentfsm.tools.schema.arguments import read_object
 
