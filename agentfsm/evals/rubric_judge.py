@@ -21,7 +21,6 @@ from agentfsm.core.value import Value
 from agentfsm.evals.case import Case
 from agentfsm.evals.scorers import Grade, GradedRun
 from agentfsm.evals.statistics import cohen_kappa, spearman
-from agentfsm.models.model_names import resolve_model
 from agentfsm.tools.schema.arguments import read_object
 
 if TYPE_CHECKING:
