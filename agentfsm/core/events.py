@@ -325,6 +325,11 @@ class Recalled(Event):
     left_out: int = 0
     """Number of items that matched, and had no room in the share of the memory."""
 
+    profile: tuple[RecalledItem, ...] | None = None
+    """The profile of the user, which stands at the beginning of each request from now on; None if it was not read, so
+    that the run keeps the one that it has.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class Planned(Event):

@@ -41,11 +41,23 @@ class RecalledItem(Value):
 
 def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
     """Return the items as the model reads them: data, in a fence that they cannot close, without hidden characters."""
-    lines = [
-        f"- {item.kind} of {_write_day(item.valid_from)}: {' '.join(strip_unsafe(item.text).split())}" for item in items
-    ]
+    return _build_note("[Memory] Kept from earlier runs.", items)
+
+
+def build_profile_note(items: Sequence[RecalledItem]) -> UserMessage:
+    """Return the profile of a user as the model reads it, at the beginning of each request."""
+    return _build_note("[Profile] Kept of this user, who wants it to be taken into account.", items)
+
+
+def _build_note(title: str, items: Sequence[RecalledItem]) -> UserMessage:
+    lines = [f"- {item.kind} of {_write_day(item.valid_from)}: {write_item_text(item.text)}" for item in items]
     text = fence_untrusted("\n".join(lines))
-    return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),), origin=MessageOrigin.MEMORY)
+    return UserMessage(parts=(TextPart(text=f"{title} {text}"),), origin=MessageOrigin.MEMORY)
+
+
+def write_item_text(text: str) -> str:
+    """Return the text of an item as notes have it: on one line, without hidden characters."""
+    return " ".join(strip_unsafe(text).split())
 
 
 def read_recall_note(note: UserMessage) -> str:

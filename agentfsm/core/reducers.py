@@ -32,6 +32,8 @@ from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import FENCE_MESSAGE, FORGOTTEN_AFTER_S, RunFields, find_open_call_index
+from agentfsm.core.recalled_items import build_profile_note, build_recall_note
+from agentfsm.core.run_fields import FENCE_MESSAGE, RunFields, find_open_call_index
 from agentfsm.core.usage import TierChoice
 
 Changes = dict[str, Any]
@@ -248,7 +250,11 @@ def _reduce_recalled(run: RunFields, event: e.Recalled) -> Changes:
     changes: Changes = {"is_recalled": True, "usage": run.usage + event.usage}
     if event.items:
         changes["messages"] = run.messages.with_appended(build_recall_note(event.items))
-        labels = join_labels((Label.USER_DATA,), *[item.labels for item in event.items])
+    if event.profile is not None:
+        note = build_profile_note(event.profile) if event.profile else None
+        changes["profile"] = run.profile if note == run.profile else note
+    if read := (*(event.profile or ()), *event.items):
+        labels = join_labels((Label.USER_DATA,), *[item.labels for item in read])
         changes["labels"] = _add_labels(run, labels, name="memory")
     return changes
 

@@ -292,7 +292,8 @@ _REFLECT_ON_PAUSE: Final = Reflect(draft=None, is_paused=True)
 _EFFECTS: Mapping[State, Callable[[Run[Any]], Effect | None]] = {
     State.OBSERVE: lambda _run: _READ_INBOX,
     State.THINK: lambda run: AskModel(
-        turn=run.turn + 1, messages=run.shown if run.cutoff or run.kept_notes else run.messages
+        turn=run.turn + 1,
+        messages=run.shown if run.cutoff or run.kept_notes or run.profile is not None else run.messages,
     ),
     State.ACT: _act_effect,
     State.REFLECT: _reflect_effect,

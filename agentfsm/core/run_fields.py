@@ -15,7 +15,7 @@ from agentfsm.core.history import History, Segment, as_history
 from agentfsm.core.labels import Label, LabelSource, highest_level
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
-from agentfsm.core.messages import AssistantMessage, Message, SystemMessage
+from agentfsm.core.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from agentfsm.core.notes import WORK_START, Note, describe_hidden_work
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import PlanProgress
@@ -161,6 +161,9 @@ class RunFields(Value):
     never. Providers forget the beginning of a request in that time.
     """
 
+    profile: UserMessage | None = None
+    """Profile of the user, at the beginning of each request and not part of the history; None if there is none."""
+
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""
 
@@ -205,10 +208,12 @@ class RunFields(Value):
 
     @property
     def shown(self) -> Sequence[Message]:
-        """Messages that the model is shown: all, or the compacted ones followed by those added since."""
+        """Messages that the model is shown: the profile, then all, or the compacted ones and those added since."""
         if not self.cutoff and not self.kept_notes:
-            return self.messages
+            return self.messages if self.profile is None else (self.profile, *self.messages)
         shown, start = [*self.compacted_messages], self.cutoff
+        if self.profile is not None:
+            shown.insert(0, self.profile)
         for index, note in self.kept_notes.items():
             shown += (*self.messages[start:index], note)
             start = index

@@ -25,6 +25,9 @@ class ViewSource(StrEnum):
     GUARDS = "guards"
     """Instructions that guards add for this run."""
 
+    PROFILE = "profile"
+    """What the memory keeps of the user, which each request has."""
+
     HISTORY = "history"
     """Messages of the user and the model, and results of tools."""
 

@@ -53,7 +53,7 @@ _LISTS: Final = ListSyntax(
 )
 
 TABLES: Final = PostgresTables(
-    version=100,
+    version=101,
     names=frozenset(
         {
             "layout",
@@ -83,6 +83,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> '';
         CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> '';
         CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL;
+        CREATE INDEX items_importance ON items (owner, kind, importance);
         CREATE INDEX items_recorded ON items (recorded_at);
         CREATE INDEX items_words ON items USING gin (words);
         CREATE TABLE deletions (
@@ -96,7 +97,7 @@ TABLES: Final = PostgresTables(
         CREATE TABLE unembedded (number bigint PRIMARY KEY REFERENCES items ON DELETE CASCADE);
     """,
     upgrades={},
-    late_indexes={},
+    late_indexes={"items_importance": "items (owner, kind, importance)"},
 )
 
 # Dimensions up to which pgvector builds an index. Longer vectors are compared one by one.

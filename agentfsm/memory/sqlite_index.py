@@ -54,8 +54,9 @@ FURTHER: Final = 8
 PATIENCE_S: Final = 30.0
 # Items that a rebuild of the text index reads at once.
 REBUILT_ITEMS: Final = 1_000
+_INDEX_OF_PROFILES: Final = "CREATE INDEX items_importance ON items (owner, kind, importance)"
 SCHEMA: Final = SQLiteSchema(
-    version=100,
+    version=101,
     tables=frozenset(
         {
             "items",
@@ -81,6 +82,7 @@ SCHEMA: Final = SQLiteSchema(
         "CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> ''",
         "CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> ''",
         "CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL",
+        _INDEX_OF_PROFILES,
         """CREATE VIRTUAL TABLE items_text USING fts5 (
             text, pairs, day, owner, content='items', content_rowid='number',
             tokenize='porter unicode61 remove_diacritics 2'
@@ -97,7 +99,7 @@ SCHEMA: Final = SQLiteSchema(
         # Items without a vector, and deleted items whose vector is still in the other file: no transaction spans both.
         "CREATE TABLE stale_vectors (number INTEGER PRIMARY KEY) STRICT",
     ),
-    upgrades={},
+    upgrades={100: (_INDEX_OF_PROFILES,)},
 )
 
 _INSERT: Final = f"INSERT INTO items ({COLUMNS}, pairs, day, owner) VALUES (NULL, {', '.join('?' * 22)})"  # noqa: S608

@@ -172,6 +172,9 @@ class ItemFilter(Value):
     include_held: bool = False
     """Whether items that wait for approval are included."""
 
+    min_importance: float = attrs.field(default=0.0, validator=require_between(0, 1))
+    """Least importance of the items, from 0 to 1."""
+
 
 class ItemMatch(NamedTuple):
     """An item in a ranking: where it stands, without its content, because most matches are not read."""
@@ -228,6 +231,11 @@ class Recall(Value):
     left_out: int = 0
     """Number of items that matched and had no room."""
 
+    profile: tuple[RecalledItem, ...] | None = None
+    """Preferences and core facts of the user, which each request of the run has from now on, in an order that changes
+    with them only; None if they were not read.
+    """
+
 
 class RunMemory(Protocol):
     """The memory of an agent, as the engine sees it."""
@@ -237,7 +245,7 @@ class RunMemory(Protocol):
         ...
 
     async def recall_for(self, run: Run, query: str, demand: WindowDemand) -> Recall:
-        """Search for items that matter for the newest input of a run.
+        """Read the profile of the user, and search for other items that matter for the newest input of a run.
 
         Args:
             run: The run, in THINK. Its header names the tenant, the user and the clearance.

@@ -5,7 +5,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.machine import State
-from agentfsm.core.recalled_items import build_recall_note, read_recall_note
+from agentfsm.core.recalled_items import build_profile_note, build_recall_note, read_recall_note
 from tests.support.sample_runs import REMEMBERED, run_in
 
 
@@ -20,6 +20,20 @@ def test_items_bring_their_labels():
     }
     assert run.is_recalled
     assert run.messages[-1] == build_recall_note((REMEMBERED, private))
+
+
+def test_a_profile_stands_before_the_history():
+    """It is no message of the history, brings its labels, and stays until another one was read."""
+    before = run_in(State.THINK)
+    private = attrs.evolve(REMEMBERED, labels=(Label.PRIVATE,))
+    run = before.apply(e.Recalled(query="tea", profile=(private,)))
+    assert run.messages == before.messages
+    assert [*run.shown] == [build_profile_note((private,)), *before.messages]
+    assert run.effect.messages == run.shown
+    assert {*run.labels} == {Label.USER_DATA, Label.PRIVATE}
+    assert run.apply(e.Recalled(query="tea", fault="the disk is gone")).profile is run.profile
+    assert run.apply(e.Recalled(query="tea", profile=(private,))).profile is run.profile
+    assert run.apply(e.Recalled(query="tea", profile=())).shown == before.messages
 
 
 def test_nothing_found_adds_no_note():

@@ -149,8 +149,8 @@ def labels_in(event):
             return set(event.result.labels)
         case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted() if event.message.hosted is not None:
             return set(event.message.hosted.labels)
-        case e.Recalled(items=[_, *_]):
-            return {Label.USER_DATA}.union(*[item.labels for item in event.items])
+        case e.Recalled() if read := (*event.items, *(event.profile or ())):
+            return {Label.USER_DATA}.union(*[item.labels for item in read])
     return set()
 
 

@@ -13,7 +13,7 @@ from agentfsm.core.labels import Label, LabelSource, ToolKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, TextPart, ToolResult
 from agentfsm.core.usage import Purpose, TierChoice, Usage
-from tests.support.format_4 import FORMAT_4, PLANNED
+from tests.support.format_4 import FORMAT_4, PLANNED, REMEMBERED
 from tests.support.formats import Format
 
 FURTHER = (
@@ -66,6 +66,7 @@ FURTHER = (
         labels=(LabelSource(label=Label.USER_DATA, run_id="r0", name="prompt", owner="ann"),),
     ),
     e.Failed(reason=StopReason.STOP_CONDITION, message="the stop condition is_stuck holds"),
+    e.Recalled(query="tea", profile=(REMEMBERED,)),
 )
 
 FORMAT_5 = Format(
@@ -89,6 +90,7 @@ FORMAT_5 = Format(
             (e.ApprovalGiven, "digest"),
             (e.ApprovalGiven, "allowance"),
             (e.Resumed, "renamed"),
+            (e.Recalled, "profile"),
             (LabelSource, "owner"),
             (Usage, "cache_write_1h_tokens"),
             Label.USER_DATA,

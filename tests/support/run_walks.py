@@ -113,8 +113,9 @@ def ask(run, draw):
     if kind is e.StepsReady and run.plan is not None and (ready := run.plan.build_ready_calls(run.header)):
         return kind(calls=ready, usage=draw(usage))
     if kind is e.Recalled:
-        found = [RecalledItem(id="m", kind="fact", text=draw(text), score=1.0, valid_from=0.0)]
-        return kind(query=draw(text), items=tuple(draw(st.sampled_from([[], found]))), usage=draw(usage))
+        found = (RecalledItem(id="m", kind="fact", text=draw(text), score=1.0, valid_from=0.0),)
+        items, profile = draw(st.sampled_from([(), found])), draw(st.sampled_from([None, (), found]))
+        return kind(query=draw(text), items=items, profile=profile, usage=draw(usage))
     if kind in (e.PlanDropped, e.StepsReady):
         return e.PlanDropped(reason=draw(text), usage=draw(usage))
     if kind is e.Planned:

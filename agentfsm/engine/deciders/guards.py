@@ -417,6 +417,8 @@ def _list_known_texts(run: Run) -> tuple[KnownText, ...]:
     prompt_place, given = run.own_start + len(run.header.history), _find_prompt_labels(run.header)
     texts: list[KnownText] = []
     said = frozenset([TextPart(text=text) for text in run.said])
+    if run.profile is not None:
+        texts.append(KnownText(text=read_recall_note(run.profile), labels=_USER_DATA, name="memory"))
     for place, message in enumerate(run.messages):
         if isinstance(message, ToolResult):
             texts.append(read(message))

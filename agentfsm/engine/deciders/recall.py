@@ -1,4 +1,4 @@
-"""Memory: search it once for each input of the user, before the model or the planner is asked."""
+"""Memory: search it, and read the user's profile, once for each input, before the model or the planner is asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_QUERY_CHARS: Final = 1_000
 async def recall(request: PreparedRequest) -> StepOutcome | None:
     """Search the memory for the newest input; None if that was done.
 
-    A memory that fails does not fail the run: the event says why nothing was found.
+    A memory that fails does not fail the run: the event says why nothing was found, and the run keeps its profile.
     """
     execution, memory = request.execution, request.execution.config.memory
     journal, run = execution.journal, execution.journal.run
@@ -50,6 +50,7 @@ async def recall(request: PreparedRequest) -> StepOutcome | None:
         model=found.model,
         layers=found.layers,
         left_out=found.left_out,
+        profile=found.profile,
     )
     return StepOutcome((recalled,))
 

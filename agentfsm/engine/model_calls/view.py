@@ -115,10 +115,12 @@ class View:
     """The tools and the instructions."""
 
     def measure_overhead(self) -> int:
-        """Return the tokens of all but the messages, in the unit of the ledger's counter."""
+        """Return the tokens of all but the messages of the history, in the unit of the ledger's counter."""
         counter, tokens = self.execution.ledger.counter, self.fixed.tools_tokens + self.fixed.instructions_tokens
         if self.withheld:
             tokens += measure_fixed_parts(self.execution.config, counter, self.withheld).tools_tokens
+        if self.run.profile is not None:
+            tokens += count_message(self.run.profile, counter)
         return tokens + counter.count(self.note) + MESSAGE_TOKENS if self.note else tokens
 
     @property
@@ -130,6 +132,8 @@ class View:
         config = self.execution.config
         is_own = self.settings is config.settings
         shape = self.fixed.digest if is_own else _hash_shape(config, self.tools, self.settings)
+        if self.run.profile is not None:
+            shape = short_hash(f"{shape} {self.run.profile.text}", 8)
         if self.note:
             shape = short_hash(f"{shape} {self.note}", 8)
         return f"{shape}-{self.execution.ledger.digest}"
@@ -143,6 +147,7 @@ class View:
         moving: list[ViewPart] = []
         for message in run.shown:
             source = _SOURCES.get(message.origin, ViewSource.HISTORY) if isinstance(message, UserMessage) else None
+            source = ViewSource.PROFILE if message is run.profile else source
             labels = message.labels if isinstance(message, ToolResult) else given if source else whole
             text, tokens = read_text(message), count_message(message, counter)
             moving.append(ViewPart(source=source or ViewSource.HISTORY, text=text, tokens=tokens, labels=labels))

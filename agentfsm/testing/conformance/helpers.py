@@ -262,6 +262,7 @@ def build_every_event() -> tuple[Event, ...]:
             usage=usage,
             layers=WindowLayers(memory=2_400),
             left_out=1,
+            profile=(RecalledItem(id="p", kind="fact", text=HOSTILE_TEXT, score=0.5, valid_from=1.0),),
         ),
         PlanDropped(at=2.0, reason=HOSTILE_TEXT, usage=usage),
         StepsReady(at=2.0, calls=(call,), usage=usage),
