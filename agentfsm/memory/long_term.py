@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +26,15 @@ from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.usage import Usage
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
+from agentfsm.core.validation import (
+    COUNT,
+    COUNT_OR_ZERO,
+    SHARE,
+    ValueRule,
+    require_between,
+    require_choice,
+    require_members,
+)
 from agentfsm.core.value import Value
 from agentfsm.core.window_layers import WindowDemand, share_window
 from agentfsm.journal.load import load_run, read_header
@@ -39,6 +48,7 @@ from agentfsm.memory.documents import (
     read_text,
 )
 from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode
+from agentfsm.memory.equal_items import confirm, is_shown, leave_out_equal, normalise_text, rank_profile
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -50,6 +60,7 @@ from agentfsm.memory.ranking import (
     score_items,
 )
 from agentfsm.memory.sqlite_index import SQLiteIndex
+from agentfsm.memory.text_terms import word_set
 from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
 from agentfsm.ports.embedder import Embedder
@@ -70,6 +81,7 @@ from agentfsm.ports.store import ALL_RUNS, Clock, Filter, Store, SystemClock
 from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.tokens.ledger import estimate_tokens
+from agentfsm.tokens.ledger import read_text as read_message_text
 from agentfsm.tools.executing_call import list_passed_labels
 
 # Items that each ranking contributes before they are joined.
@@ -84,8 +96,30 @@ MOST: Final = ValueRule(
     fits=lambda value: type(value) is int and 1 <= value <= CANDIDATES // OVERFETCH,
     wanted=f"a whole number from 1 to {CANDIDATES // OVERFETCH}",
 )
-EPISODES: Final = 3
-FACTS: Final = 5
+# Tokens of a profile: some thirty sentences.
+PROFILE_TOKENS: Final = 500
+# Importance from which a fact is a part of the profile. Source: document G, 4, the importance of a preference.
+CORE_IMPORTANCE: Final = 0.8
+# Tokens of the items that an agent recalls for an input: three episodes and three parts of documents, or 70 sentences.
+RECALL_TOKENS: Final = 2_000
+# Items that are weighed for that.
+RECALLED_MOST: Final = 50
+# Cosine from which an item is found by its meaning alone. Unrelated sentences have 0 to 0.2 with most models.
+MIN_SCORE: Final = 0.25
+# Cosine from which two sentences say the same, if they have the same numbers.
+EQUAL_SCORE: Final = 0.95
+# Characters up to which a text is a sentence that may be said again, and words by which an equal one is looked for.
+MAX_EQUAL_CHARS: Final = 1_000
+EQUAL_WORDS: Final = 8
+# Items among which an equal one is looked for.
+EQUAL_CANDIDATES: Final = 20
+# Seconds between two values of a slot that are written at one tick of the clock.
+TICK_S: Final = 1e-6
+# Further items that are read at once if many of the first repeat others.
+FURTHER: Final = 4
+# Kinds whose items may be said again.
+_REPEATED: Final = frozenset({ItemKind.FACT, ItemKind.PREFERENCE})
+_NUMBER: Final = re.compile(r"\d+")
 RUNS_CHOICE: Final = require_choice("keep", "delete")
 _NO_ITEM: Final = "there is no item {!r} of this owner: recall() and `agentfsm memory export` tell the ids of items"
 _NO_DOCUMENT: Final = (
@@ -100,6 +134,11 @@ IMPORTANCE: Final[Mapping[ItemKind, float]] = {
     ItemKind.PREFERENCE: 0.8,
     ItemKind.DOCUMENT: 0.5,
 }
+
+
+def weigh(kind: ItemKind, slot: str) -> float:
+    """Return the importance of an item for which none is given."""
+    return max(IMPORTANCE[kind], CORE_IMPORTANCE if slot else 0.0)
 
 
 def load_postgres_index() -> Any:
@@ -205,11 +244,20 @@ class Memory(RunMemory):
     weights: Weights = attrs.field(factory=Weights, kw_only=True)
     """Weights of similarity, age and importance."""
 
-    episodes: int = attrs.field(default=EPISODES, kw_only=True, validator=COUNT_OR_ZERO)
-    """Number of episodes that an agent recalls for an input, 0 or more. Default 3. Source: document G, 8."""
+    min_score: float = attrs.field(default=MIN_SCORE, kw_only=True, validator=require_between(0, 1))
+    """Least cosine between a query and an item that shares no word with it, from 0 to 1; without an embedder it has no
+    effect. Default 0.25, so that nothing is found for nonsense.
+    """
 
-    facts: int = attrs.field(default=FACTS, kw_only=True, validator=COUNT_OR_ZERO)
-    """Number of other items that an agent recalls for an input, 0 or more. Default 5. Source: document G, 8."""
+    recall_tokens: int = attrs.field(default=RECALL_TOKENS, kw_only=True, validator=COUNT_OR_ZERO)
+    """Tokens of the items that an agent recalls for an input, beside the profile, 0 or more. Default 2,000, and at most
+    the memory's share of the window.
+    """
+
+    profile_tokens: int = attrs.field(default=PROFILE_TOKENS, kw_only=True, validator=COUNT_OR_ZERO)
+    """Tokens of the profile of a user, which is a part of each request of that user, 0 or more. Default 500; 0 for no
+    profile.
+    """
 
     team_roles: frozenset[str] = attrs.field(factory=frozenset, kw_only=True, converter=_as_roles)
     """Roles whose runs also recall the items that all users of their tenant share. Default none."""
@@ -263,6 +311,9 @@ class Memory(RunMemory):
     ) -> MemoryItem:
         """Remember a text. It is durable when the call returns.
 
+        A fact or a preference that the memory has already, but for case and marks at its ends, or with an embedder in
+        almost the same words, becomes a version that confirms it: it is found once, and its importance rises by 0.1.
+
         Args:
             text: The text, up to 20,000 characters.
             kind: "fact", "preference", "episode" or "document".
@@ -275,7 +326,8 @@ class Memory(RunMemory):
             data: Further content, as JSON values.
             labels: Labels of the run that the item comes from. In the function of a tool, those of its run are added.
             level: Data level: "public", "internal", "confidential" or "restricted".
-            importance: From 0 to 1. None: 0.8 for preferences, 0.7 for episodes, else 0.5.
+            importance: From 0 to 1. None: 0.8 for preferences and values of a slot, 0.7 for episodes, else 0.5. Facts
+                from 0.8 on are a part of each request of the user, as preferences are.
             valid_from: Time from which on the text is true, as a datetime with time zone or seconds since 1970. None:
                 now.
             valid_to: Time until which it is true. None: no end is known.
@@ -287,7 +339,7 @@ class Memory(RunMemory):
         Raises:
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
-        now = await self._now()
+        now = await self._now(is_later=bool(slot))
         begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
         kind = parse_item_kind(kind)
         item = MemoryItem(
@@ -300,13 +352,49 @@ class Memory(RunMemory):
             data={} if data is None else dict(data),
             labels=_add_passed(as_labels(labels)),
             level=level,
-            importance=IMPORTANCE[kind] if importance is None else importance,
+            importance=weigh(kind, slot) if importance is None else importance,
             valid_from=now if begins is None else begins,
             valid_to=math.inf if ends is None else ends,
             recorded_at=now,
             held=held,
         )
-        return await self._add(item)
+        if session or not (begins is None and ends is None) or kind not in _REPEATED or len(text) > MAX_EQUAL_CHARS:
+            return await self._add(item)
+        equal, vector = await self._find_equal(item)
+        return await self._add(item if equal is None else confirm(equal, item), vector)
+
+    async def _find_equal(self, new: MemoryItem) -> tuple[MemoryItem | None, tuple[float, ...]]:
+        """Return the item that a new one says again, None if there is none; and the vector of the text, if it was made.
+
+        Both are of the same owner, kind, level and labels, are true without an end, and have no different slots.
+        """
+        where = ItemFilter(
+            namespaces=(new.namespace,), kinds=(new.kind,), max_level=new.level, valid_at=new.recorded_at
+        )
+        text, words = normalise_text(new.text), word_set(new.text)
+        rarest = " ".join(sorted(dict.fromkeys(text.split()), key=len)[-EQUAL_WORDS:])
+        matches = await self.index.search_text(rarest, where, EQUAL_CANDIDATES)
+        known = await self.index.get([match.item_id for match in matches]) if matches else {}
+        similar: list[str] = []
+        for match in matches:
+            old = known.get(match.item_id)
+            if old is None or old.id == new.id or (new.slot and old.slot not in {"", new.slot}):
+                continue
+            if (old.level, {*old.labels}, old.valid_to) != (new.level, {*new.labels}, math.inf):
+                continue
+            if normalise_text(old.text) == text:
+                return old, ()
+            if 2 * len(words & word_set(old.text)) >= len(words | word_set(old.text)):
+                similar.append(old.id)
+        if self._vectors is None or not similar:
+            return None, ()
+        embedded, numbers = await self._vectors.embed_query(new.text), _NUMBER.findall(text)
+        for match in await self._vectors.search(embedded, where, EQUAL_CANDIDATES):
+            if match.score >= EQUAL_SCORE and match.item_id in similar:
+                old = known[match.item_id]
+                if _NUMBER.findall(normalise_text(old.text)) == numbers:
+                    return old, embedded.vector
+        return None, embedded.vector
 
     async def add_document(
         self,
@@ -439,12 +527,14 @@ class Memory(RunMemory):
         """Approve items that are held, so that they are found. Return their number."""
         return await self.index.release([*item_ids], at=await self._now(), by=by)
 
-    async def _add(self, item: MemoryItem) -> MemoryItem:
+    async def _add(self, item: MemoryItem, vector: tuple[float, ...] = ()) -> MemoryItem:
         if self._vectors is not None:
             await self._vectors.prepare()
         added = await self.index.add([item])
         if added:
             if self._vectors is not None:
+                if vector:
+                    await self._vectors.index.add_vectors({item.id: vector})
                 await self._vectors.embed_new()
             return added[0]
         known = await self.index.get([item.id])
@@ -452,11 +542,15 @@ class Memory(RunMemory):
             raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
         return known[item.id]
 
-    async def _now(self) -> float:
-        """Return the time, which does not go back behind the newest record."""
+    async def _now(self, *, is_later: bool = False) -> float:
+        """Return the time, which does not go back behind the newest record.
+
+        Args:
+            is_later: Whether it is later than that record, also at the same tick of the clock.
+        """
         if self._newest == -math.inf:
             self._newest = await self.index.newest_time()
-        self._newest = max(self._newest, self.clock.now())
+        self._newest = max(self._newest + TICK_S if is_later else self._newest, self.clock.now())
         return self._newest
 
     # Read.
@@ -474,7 +568,7 @@ class Memory(RunMemory):
         without_labels: Collection[str] = (),
         team: bool = False,
     ) -> list[Recollection]:
-        """Find the items that match a query, best first.
+        """Find the items that match a query, best first. Of items with equal texts the best is returned.
 
         Args:
             query: The search, in any words; of more than 20,000 characters the first are read.
@@ -500,12 +594,27 @@ class Memory(RunMemory):
         )
         return await self._recall(query, await self._embed_query(query), where, k)
 
-    async def _recall(self, query: str, embedded: EmbeddedQuery, where: ItemFilter, k: int) -> list[Recollection]:
-        found = fuse(await self._search(query, embedded, where), k * OVERFETCH)
-        items = await self.index.get([item_id for item_id, *_ in found])
-        present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
+    async def _recall(
+        self,
+        query: str,
+        embedded: EmbeddedQuery,
+        where: ItemFilter,
+        k: int,
+        leaves_out: Callable[[MemoryItem], bool] = lambda _item: False,
+    ) -> list[Recollection]:
+        rankings = await self._search(query, embedded, where)
         known_at = await self._now() if math.isinf(where.as_of) else where.as_of
-        return diversify(score_items(present, known_at, self.weights), k, self.weights)
+        items: dict[str, MemoryItem] = {}
+        count = k * OVERFETCH
+        while True:  # more of the rankings are read if many of the first items repeat others
+            found = fuse(rankings, count)
+            items |= await self.index.get([item_id for item_id, *_ in found if item_id not in items])
+            present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
+            scored = score_items([each for each in present if not leaves_out(each[0])], known_at, self.weights)
+            different = leave_out_equal(scored)
+            if len(different) >= k * OVERFETCH or len(found) < count:
+                return diversify(different[: k * OVERFETCH], k, self.weights)
+            count *= FURTHER
 
     def _list_owners(self, *, team: bool) -> tuple[Namespace, ...]:
         shared = Namespace(tenant=self.namespace.tenant)
@@ -520,7 +629,9 @@ class Memory(RunMemory):
         if matches:
             windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
             found = {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
-        if self._vectors is not None and (near := await self._vectors.search(embedded, where, CANDIDATES)):
+        near = () if self._vectors is None else await self._vectors.search(embedded, where, CANDIDATES)
+        shares_words = {match.item_id for match in matches}
+        if near := [match for match in near if match.score >= self.min_score or match.item_id in shares_words]:
             found["vector"] = near
         return found
 
@@ -560,25 +671,34 @@ class Memory(RunMemory):
         return bool(run.header.user)
 
     async def recall_for(self, run: Run[Any], query: str, demand: WindowDemand) -> Recall:
-        """Return the episodes and other items that match an input, within their share of the window.
+        """Return the profile of the user, and other items that match an input, within their share of the window.
 
         Items above the clearance of the run are left out.
         """
         mine, header = self.for_run(run), run.header
-        embedded = await self._embed_query(query)
         where = ItemFilter(
             namespaces=mine._list_owners(team=not self.team_roles.isdisjoint(header.roles)),  # noqa: SLF001
             max_level=header.clearance or DATA_LEVELS[-1],
             valid_at=await mine._now(),  # noqa: SLF001
         )
-        others = tuple([kind for kind in ItemKind if kind is not ItemKind.EPISODE])
+        profile = await mine._read_profile(where, share_window(demand).memory)  # noqa: SLF001
+        texts = [read_message_text(message) for message in run.shown if message is not run.profile]
+        shown = normalise_text("\n".join([*texts, *[item.text for item in profile]]))
+        # The history has the runs of the conversation, unless it was compacted.
+        session = header.session if header.after is not None and not run.cutoff else None
+
+        def leaves_out(item: MemoryItem) -> bool:
+            is_of_session = item.source is not None and item.session == session
+            return is_of_session or is_shown(item, shown)
+
+        embedded = await self._embed_query(query) if self.recall_tokens else EmbeddedQuery()
         found: list[Recollection] = []
-        for kinds, count in (((ItemKind.EPISODE,), self.episodes), (others, self.facts)):
-            if count:
-                found += await mine._recall(query, embedded, attrs.evolve(where, kinds=kinds), count)  # noqa: SLF001
+        if self.recall_tokens:
+            found = await mine._recall(query, embedded, where, RECALLED_MOST, leaves_out)  # noqa: SLF001
         has_documents = any(entry.item.kind is ItemKind.DOCUMENT for entry in found)
         layers = share_window(attrs.evolve(demand, has_documents=has_documents))
-        left = layers.memory - demand.working_tokens
+        taken = demand.working_tokens + sum([estimate_tokens(item.text) for item in profile])
+        left = min(self.recall_tokens, layers.memory - taken)
         items: list[RecalledItem] = []
         for entry in sorted(found, key=lambda entry: -entry.score):
             tokens = estimate_tokens(entry.item.text)
@@ -592,7 +712,31 @@ class Memory(RunMemory):
             model=embedded.model,
             layers=layers,
             left_out=len(found) - len(items),
+            profile=profile,
         )
+
+    async def _read_profile(self, where: ItemFilter, room_tokens: int) -> tuple[RecalledItem, ...]:
+        """Return the preferences and core facts of the owner that fit in the profile, oldest first.
+
+        The newest and most confirmed ones are chosen, by scores whose order does not change with time. So a request has
+        the same beginning as long as the memory has the same preferences and core facts.
+        """
+        left = min(self.profile_tokens, room_tokens)
+        if left <= 0:
+            return ()
+        where = attrs.evolve(
+            where,
+            namespaces=(self.namespace,),
+            kinds=(ItemKind.PREFERENCE, ItemKind.FACT),
+            without_labels=(Label.UNTRUSTED,),  # else all runs of the user would count as untrusted
+            min_importance=CORE_IMPORTANCE,
+        )
+        chosen: list[Recollection] = []
+        for entry in rank_profile(await self._read_all(where), await self._now()):
+            if (tokens := estimate_tokens(entry.item.text)) <= left:
+                left -= tokens
+                chosen.append(entry)
+        return tuple(map(as_recalled, sorted(chosen, key=lambda entry: (entry.item.valid_from, entry.item.text))))
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""

@@ -42,7 +42,8 @@ def seen(monkeypatch):
 async def test_each_part_of_a_request_has_its_source_labels_and_tokens(seen, tmp_path):
     """In the order of the request, whose text they make up; and their tokens are those that the engine counts."""
     memory = Memory(tmp_path / "memory.db")
-    await memory.for_(user="ann").remember("Ann drinks green tea", kind="preference")
+    await memory.for_(user="ann").remember("Ann drinks green tea")
+    await memory.for_(user="ann").remember("Ann likes short answers", kind="preference")
     model = ScriptedModel(say("", call("look")), "Green.")
     agent = Agent(
         model,
@@ -57,11 +58,13 @@ async def test_each_part_of_a_request_has_its_source_labels_and_tokens(seen, tmp
     await memory.aclose()
     first, second = seen
     fixed = [ViewSource.TOOLS, ViewSource.AGENT, ViewSource.GUARDS]
-    asked = [*fixed, ViewSource.HISTORY, ViewSource.MEMORY]
+    asked = [*fixed, ViewSource.PROFILE, ViewSource.HISTORY, ViewSource.MEMORY]
     assert [part.source for part in first[0]] == [*asked, ViewSource.NOTE]
     assert [part.source for part in second[0]] == [*asked, ViewSource.HISTORY, ViewSource.HISTORY, ViewSource.NOTE]
-    assert "Ann drinks green tea" in first[0][4].text
-    assert Label.USER_DATA in first[0][4].labels
+    assert "Ann likes short answers" in first[0][3].text
+    assert "Ann drinks green tea" in first[0][5].text
+    assert Label.USER_DATA in first[0][3].labels
+    assert Label.USER_DATA in first[0][5].labels
     for (parts, counted), request in zip(seen, model.requests, strict=True):
         assert sum(part.tokens for part in parts) == counted
         assert request.instructions == f"{parts[1].text}\n\n{parts[2].text}"

@@ -367,13 +367,15 @@ def test_the_note_of_recalled_items_has_words_that_are_no_data():
 
 async def test_recalled_items_and_files_are_data_of_the_user(tmp_path):
     """Items that are recalled or looked up, and files, have the label with its owner; their words are asked about."""
-    memory = Memory(tmp_path / "m.db", episodes=0)
+    memory, profile = Memory(tmp_path / "m.db"), Memory(tmp_path / "p.db", recall_tokens=0)
     await memory.for_(user="ann").remember("Ann lives at Harbour Road", kind="fact")
+    await profile.for_(user="ann").remember("Ann lives at Harbour Road", kind="preference")
     (tmp_path / "note.txt").write_text("Harbour Road")
     tools = [*build_memory_tools(memory), *build_file_tools(tmp_path)]
     sending = say("", call("get", **address("harbour")))
     for first, options in (
         (call("read_page"), {"memory": memory}),
+        (call("read_page"), {"memory": profile}),
         (call("recall_memory", query="Ann lives"), {}),
         (call("read_file", path="note.txt"), {}),
     ):

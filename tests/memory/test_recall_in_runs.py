@@ -18,8 +18,8 @@ from agentfsm.testing import ScriptedModel, call, say
 @pytest.fixture
 async def memory(tmp_path):
     memory = Memory(tmp_path / "memory.db")
-    await memory.for_(user="ann", tenant="acme").remember("Ann drinks green tea", kind="preference")
-    await memory.for_(user="bob", tenant="acme").remember("Bob drinks black tea", kind="preference")
+    await memory.for_(user="ann", tenant="acme").remember("Ann drinks green tea")
+    await memory.for_(user="bob", tenant="acme").remember("Bob drinks black tea")
     yield memory
     await memory.aclose()
 
@@ -40,7 +40,7 @@ async def test_a_run_reads_the_memory_of_its_user(memory):
     assert task.text == "Which tea do I like?"
     assert isinstance(note, UserMessage)
     assert "not instructions" in note.text
-    assert "preference of" in note.text
+    assert "fact of" in note.text
     assert "Ann drinks green tea" in note.text
     assert "Bob" not in str(model.requests)
 
@@ -155,11 +155,11 @@ async def test_the_room_bounds_what_is_recalled(tmp_path):
     memory = Memory(tmp_path / "memory.db")
     mine = memory.for_(user="ann")
     for number in range(5):
-        await mine.remember(f"tea {number} " + "and more words " * 400)
+        await mine.remember(f"tea {number} " + "and more words " * 100)
     run = Agent(ScriptedModel("x")).start("tea?", user="ann")
     demand = WindowDemand(window_tokens=20_000)
-    assert len((await memory.recall_for(run, "tea", demand)).items) == 2
-    assert len((await memory.recall_for(run, "tea", attrs.evolve(demand, working_tokens=2_000))).items) == 1
+    assert len((await memory.recall_for(run, "tea", demand)).items) == 3  # 2,000 tokens
+    assert len((await memory.recall_for(run, "tea", attrs.evolve(demand, working_tokens=5_000))).items) == 1
     assert (await memory.recall_for(run, "tea", attrs.evolve(demand, working_tokens=9_000))).items == ()
     await memory.aclose()
 
@@ -213,7 +213,7 @@ async def test_what_a_model_looks_up_keeps_its_labels(memory):
     await mine.remember("budget\u202e of ann: 5,000", level="confidential", labels=["private"])
     await mine.remember("budget of bob: 7,000", level="restricted")
     calls = [say("", call("recall_memory", query="budget")), "5,000."]
-    plain = attrs.evolve(memory, facts=0, episodes=0)
+    plain = attrs.evolve(memory, recall_tokens=0, profile_tokens=0)
     async with Agent(ScriptedModel(*calls), memory=plain, tools=build_memory_tools(memory)) as agent:
         run = await agent.run("budget?", user="ann", tenant="acme", clearance="confidential")
     assert set(run.labels) == {"user_data", "private", "confidential"}
@@ -250,14 +250,14 @@ async def test_recalled_items_have_a_share_of_the_window(memory):
     """It depends on the task; items are taken by their scores, and those without room are counted."""
     mine = memory.for_(user="ann", tenant="acme")
     for number in range(4):
-        await mine.remember(f"tea number {number}: {'x' * 2_400}")
+        await mine.remember(f"tea number {number}: {'x' * 1_200}")
     simple = await shared(memory)
     assert simple.layers == WindowLayers(instructions=1_200, memory=1_200, history=3_600, reserve=2_000)
-    assert (len(simple.items), simple.left_out) == (2, 3)
+    assert (len(simple.items), simple.left_out) == (3, 2)
     assert {len(item.text) < 100 for item in simple.items} == {True, False}
     medium = await shared(memory, tools=[look])
     assert medium.layers.memory == 2_400
-    assert (len(medium.items), medium.left_out) == (3, 2)
+    assert (len(medium.items), medium.left_out) == (5, 0)
     planner = Planner(model=ScriptedModel('{"steps": []}'))
     assert (await shared(memory, tools=[look], planner=planner)).layers.memory == 3_200
     await mine.add_document("guide.md", "tea needs water")

@@ -1,0 +1,84 @@
+"""Items that say the same: equal texts count as one, and each repetition confirms it.
+
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from agentfsm.core.recalled_items import write_item_text
+from agentfsm.memory.ranking import DAY_S, Recollection
+from agentfsm.ports.memory_items import MemoryItem
+
+# Key of the data of an item: how often it was said.
+CONFIRMED: Final = "confirmed"
+# Importance that an item gains when it is said again, so that what is said often becomes a part of the profile.
+CONFIRMED_IMPORTANCE: Final = 0.1
+# Factor by which the score of an item in the profile shrinks with each day: half after some ten weeks.
+PROFILE_DECAY: Final = 0.99
+
+# Marks at the ends of a sentence, which do not change what it says. Others may: "C++", "-5", "50 %".
+_ENDS: Final = " \t\n.,;:!?\u3002\uff0c\uff1b\uff1a\uff01\uff1f\u3001\u061f\u0964\"'\u201c\u201d\u2018\u2019"
+
+
+def normalise_text(text: str) -> str:
+    """Return a text without what does not change its meaning: case, width, spaces, and marks at its ends."""
+    return write_item_text(unicodedata.normalize("NFKC", text)).casefold().strip(_ENDS)
+
+
+def read_confirmed(item: MemoryItem) -> int:
+    """Return how often an item was said, 1 or more."""
+    count = item.data.get(CONFIRMED)
+    return count if isinstance(count, int) and count >= 1 else 1
+
+
+def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
+    """Return `new`, which says the same as `old`, as a version of it that counts both. It is true since `old` is.
+
+    If the texts are equal it has the old one, so that a profile stays the same.
+    """
+    importance = min(1.0, max(new.importance, round(old.importance + CONFIRMED_IMPORTANCE, 4)))
+    return attrs.evolve(
+        new,
+        text=old.text if normalise_text(old.text) == normalise_text(new.text) else new.text,
+        replaces=old.id,
+        slot=new.slot or old.slot,
+        data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1},
+        importance=importance,
+        valid_from=old.valid_from,
+    )
+
+
+def leave_out_equal(scored: Iterable[Recollection]) -> list[Recollection]:
+    """Return the entries without those whose text equals that of an earlier one."""
+    first: dict[str, Recollection] = {}
+    for entry in scored:
+        first.setdefault(normalise_text(entry.item.text), entry)
+    return [*first.values()]
+
+
+def is_shown(item: MemoryItem, shown: str) -> bool:
+    """Return whether a normalised text has the text of an item in it, as words of its own."""
+    text = normalise_text(item.text)
+    return text in shown and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", shown) is not None
+
+
+def rank_profile(items: Sequence[MemoryItem], now: float) -> list[Recollection]:
+    """Return the items of a profile, the most important, newest and most confirmed first; equal ones are one.
+
+    Their order depends on the items only: a later `now` changes all scores by the same factor.
+    """
+    scored: list[Recollection] = []
+    for item in items:
+        age, confirmed = max(0.0, now - item.recorded_at) / DAY_S, read_confirmed(item)
+        score = item.importance * (1 + math.log2(confirmed)) * PROFILE_DECAY**age
+        why = {"importance": item.importance, "recency": PROFILE_DECAY**age, CONFIRMED: float(confirmed)}
+        scored.append(Recollection(item=item, score=score, why=why))
+    return leave_out_equal(sorted(scored, key=lambda entry: (-entry.score, entry.item.id)))
