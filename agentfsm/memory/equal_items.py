@@ -1,4 +1,4 @@
-"""Items that say the same: equal texts count as one, and each repetition confirms it.
+"""Items that say the same: equal facts and preferences share a slot, so one of them holds, and counts the others.
 
 All functions are pure.
 """
@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import attrs
 
+from agentfsm.core.header import short_hash
+from agentfsm.core.labels import Label
 from agentfsm.core.recalled_items import write_item_text
 from agentfsm.memory.ranking import DAY_S, Recollection
-from agentfsm.ports.memory_items import MemoryItem
+from agentfsm.ports.memory_items import ItemKind, MemoryItem
 
+# First character of the slots of equal texts.
+EQUAL_SLOT: Final = "="
 # Key of the data of an item: how often it was said.
 CONFIRMED: Final = "confirmed"
 # Importance that an item gains when it is said again, so that what is said often becomes a part of the profile.
@@ -39,28 +43,35 @@ def read_confirmed(item: MemoryItem) -> int:
     return count if isinstance(count, int) and count >= 1 else 1
 
 
-def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
-    """Return `new`, which says the same as `old`, as a version of it that counts both. It is true since `old` is.
+def name_slot(kind: ItemKind, text: str, level: str, labels: Collection[Label]) -> str:
+    """Return the slot of a text that is given no other: equal items of an owner share it, so that one of them holds."""
+    return EQUAL_SLOT + short_hash("\n".join([kind, level, *sorted(labels), normalise_text(text)]), 24)
 
-    If the texts are equal it has the old one, so that a profile stays the same.
+
+def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
+    """Return `new`, which says the same as `old`, so that it counts both and holds in its place.
+
+    It is true since `old` is, and if the texts are equal it has the old one, so that a profile stays the same.
     """
-    importance = min(1.0, max(new.importance, round(old.importance + CONFIRMED_IMPORTANCE, 4)))
     return attrs.evolve(
         new,
         text=old.text if normalise_text(old.text) == normalise_text(new.text) else new.text,
-        replaces=old.id,
-        slot=new.slot or old.slot,
+        slot=old.slot or new.slot,
         data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1},
-        importance=importance,
+        importance=min(1.0, max(new.importance, round(old.importance + CONFIRMED_IMPORTANCE, 4))),
+        level=old.level,
+        labels=old.labels,
         valid_from=old.valid_from,
     )
 
 
 def leave_out_equal(scored: Iterable[Recollection]) -> list[Recollection]:
-    """Return the entries without those whose text equals that of an earlier one."""
+    """Return one entry for each text, at the place of its best one: the item that was recorded last."""
     first: dict[str, Recollection] = {}
     for entry in scored:
-        first.setdefault(normalise_text(entry.item.text), entry)
+        best = first.setdefault(normalise_text(entry.item.text), entry)
+        if (entry.item.recorded_at, entry.item.id) > (best.item.recorded_at, best.item.id):
+            first[normalise_text(entry.item.text)] = attrs.evolve(best, item=entry.item)
     return [*first.values()]
 
 

@@ -71,6 +71,9 @@ def write_filter(where: ItemFilter, syntax: ListSyntax) -> tuple[str, dict[str, 
     if where.valid_at is not None:
         values["valid_at"] = where.valid_at
         parts.append(_VALID)
+    if where.slot is not None:
+        values["slot"] = where.slot
+        parts.append("i.slot = :slot AND i.slot <> ''")
     if where.min_importance:
         values["importance"] = where.min_importance
         parts.append("i.importance >= :importance")

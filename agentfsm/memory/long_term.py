@@ -48,7 +48,15 @@ from agentfsm.memory.documents import (
     read_text,
 )
 from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode
-from agentfsm.memory.equal_items import confirm, is_shown, leave_out_equal, normalise_text, rank_profile
+from agentfsm.memory.equal_items import (
+    EQUAL_SLOT,
+    confirm,
+    is_shown,
+    leave_out_equal,
+    name_slot,
+    normalise_text,
+    rank_profile,
+)
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -312,7 +320,8 @@ class Memory(RunMemory):
         """Remember a text. It is durable when the call returns.
 
         A fact or a preference that the memory has already, but for case and marks at its ends, or with an embedder in
-        almost the same words, becomes a version that confirms it: it is found once, and its importance rises by 0.1.
+        almost the same words, is confirmed: it is found once, and its importance rises by 0.1. What has a session or a
+        time of its own, and what has more than 1,000 characters, stands by itself.
 
         Args:
             text: The text, up to 20,000 characters.
@@ -339,9 +348,15 @@ class Memory(RunMemory):
         Raises:
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
-        now = await self._now(is_later=bool(slot))
+        if slot.startswith(EQUAL_SLOT):
+            raise MisuseError(f"slot={slot!r}: slots that begin with {EQUAL_SLOT!r} are those of equal texts")
+        now = await self._now()
         begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
         kind = parse_item_kind(kind)
+        if begins is None and ends is not None and ends <= now:
+            raise MisuseError(
+                "remember(valid_to=...) is in the past: give valid_from, too, the time since which it was true"
+            )
         item = MemoryItem(
             id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
             namespace=self.namespace,
@@ -358,43 +373,50 @@ class Memory(RunMemory):
             recorded_at=now,
             held=held,
         )
-        if session or not (begins is None and ends is None) or kind not in _REPEATED or len(text) > MAX_EQUAL_CHARS:
+        stands_alone = session or not (begins is None and ends is None) or len(text) > MAX_EQUAL_CHARS
+        if not slot and not stands_alone and kind in _REPEATED:
+            item = attrs.evolve(item, slot=name_slot(kind, text, level, item.labels))
+        if not item.slot or begins is not None:
             return await self._add(item)
-        equal, vector = await self._find_equal(item)
-        return await self._add(item if equal is None else confirm(equal, item), vector)
+        where = ItemFilter(namespaces=(self.namespace,), slot=item.slot, valid_at=now)
+        vector: tuple[float, ...] = ()
+        old = next(iter(await self.index.read(where, limit=1)), None)
+        if old is None and not slot and self._vectors is not None:
+            old, vector = await self._find_near(item)
+        if old is not None and old.id != item.id:  # at the same tick of the clock, the later one holds all the same
+            now = self._newest = max(now, old.valid_from + TICK_S, old.recorded_at + TICK_S)
+            item = attrs.evolve(item, valid_from=now, recorded_at=now)
+            is_alike = (old.kind, old.level, {*old.labels}, old.valid_to) == (kind, level, {*item.labels}, math.inf)
+            if is_alike and ends is None and (vector or normalise_text(old.text) == normalise_text(text)):
+                item = confirm(old, item)
+        return await self._add(item, vector)
 
-    async def _find_equal(self, new: MemoryItem) -> tuple[MemoryItem | None, tuple[float, ...]]:
-        """Return the item that a new one says again, None if there is none; and the vector of the text, if it was made.
+    async def _find_near(self, new: MemoryItem) -> tuple[MemoryItem | None, tuple[float, ...]]:
+        """Return the item that says the same in almost the same words, or None; and the vector of the text, if made.
 
-        Both are of the same owner, kind, level and labels, are true without an end, and have no different slots.
+        Both are of the same owner, kind, level and labels, and have the same numbers.
         """
         where = ItemFilter(
             namespaces=(new.namespace,), kinds=(new.kind,), max_level=new.level, valid_at=new.recorded_at
         )
-        text, words = normalise_text(new.text), word_set(new.text)
-        rarest = " ".join(sorted(dict.fromkeys(text.split()), key=len)[-EQUAL_WORDS:])
+        words, numbers = word_set(new.text), _NUMBER.findall(new.text)
+        rarest = " ".join(sorted(words, key=len)[-EQUAL_WORDS:])
         matches = await self.index.search_text(rarest, where, EQUAL_CANDIDATES)
         known = await self.index.get([match.item_id for match in matches]) if matches else {}
-        similar: list[str] = []
-        for match in matches:
-            old = known.get(match.item_id)
-            if old is None or old.id == new.id or (new.slot and old.slot not in {"", new.slot}):
-                continue
-            if (old.level, {*old.labels}, old.valid_to) != (new.level, {*new.labels}, math.inf):
-                continue
-            if normalise_text(old.text) == text:
-                return old, ()
-            if 2 * len(words & word_set(old.text)) >= len(words | word_set(old.text)):
-                similar.append(old.id)
+        similar = {
+            old.id: old
+            for old in known.values()
+            if old.slot.startswith(EQUAL_SLOT)
+            and (old.level, {*old.labels}) == (new.level, {*new.labels})
+            and _NUMBER.findall(old.text) == numbers
+            and 2 * len(words & word_set(old.text)) >= len(words | word_set(old.text))
+        }
         if self._vectors is None or not similar:
             return None, ()
-        embedded, numbers = await self._vectors.embed_query(new.text), _NUMBER.findall(text)
-        for match in await self._vectors.search(embedded, where, EQUAL_CANDIDATES):
-            if match.score >= EQUAL_SCORE and match.item_id in similar:
-                old = known[match.item_id]
-                if _NUMBER.findall(normalise_text(old.text)) == numbers:
-                    return old, embedded.vector
-        return None, embedded.vector
+        embedded = await self._vectors.embed_query(new.text)
+        near = await self._vectors.search(embedded, where, EQUAL_CANDIDATES)
+        found = [similar[match.item_id] for match in near if match.score >= EQUAL_SCORE and match.item_id in similar]
+        return (found[0] if found else None), embedded.vector
 
     async def add_document(
         self,
@@ -542,15 +564,11 @@ class Memory(RunMemory):
             raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
         return known[item.id]
 
-    async def _now(self, *, is_later: bool = False) -> float:
-        """Return the time, which does not go back behind the newest record.
-
-        Args:
-            is_later: Whether it is later than that record, also at the same tick of the clock.
-        """
+    async def _now(self) -> float:
+        """Return the time, which does not go back behind the newest record."""
         if self._newest == -math.inf:
             self._newest = await self.index.newest_time()
-        self._newest = max(self._newest + TICK_S if is_later else self._newest, self.clock.now())
+        self._newest = max(self._newest, self.clock.now())
         return self._newest
 
     # Read.
@@ -681,7 +699,8 @@ class Memory(RunMemory):
             max_level=header.clearance or DATA_LEVELS[-1],
             valid_at=await mine._now(),  # noqa: SLF001
         )
-        profile = await mine._read_profile(where, share_window(demand).memory)  # noqa: SLF001
+        room = share_window(demand).memory
+        profile = [*map(as_recalled, await mine.profile(max_level=where.max_level, room_tokens=room))]
         texts = [read_message_text(message) for message in run.shown if message is not run.profile]
         shown = normalise_text("\n".join([*texts, *[item.text for item in profile]]))
         # The history has the runs of the conversation, unless it was compacted.
@@ -712,31 +731,47 @@ class Memory(RunMemory):
             model=embedded.model,
             layers=layers,
             left_out=len(found) - len(items),
-            profile=profile,
+            profile=tuple(profile),
         )
 
-    async def _read_profile(self, where: ItemFilter, room_tokens: int) -> tuple[RecalledItem, ...]:
-        """Return the preferences and core facts of the owner that fit in the profile, oldest first.
+    async def profile(
+        self,
+        *,
+        max_level: str = "restricted",
+        without_labels: Collection[str] = (),
+        as_of: datetime | float | None = None,
+        room_tokens: float = math.inf,
+    ) -> list[Recollection]:
+        """Return the preferences and core facts that each request of the owner's runs has, the oldest first.
 
-        The newest and most confirmed ones are chosen, by scores whose order does not change with time. So a request has
-        the same beginning as long as the memory has the same preferences and core facts.
+        The newest and most confirmed ones are chosen, by scores whose order does not change with time. So a request
+        begins the same as long as the memory has the same preferences and core facts. Those with the label "untrusted"
+        are left out, because all runs of the user would have it: `recall` finds them.
+
+        Args:
+            max_level: Highest data level of the items.
+            without_labels: Further labels that the items do not have.
+            as_of: Time whose knowledge counts. None: now.
+            room_tokens: Tokens that there is room for, if they are fewer than `profile_tokens`.
         """
-        left = min(self.profile_tokens, room_tokens)
+        known, now, left = parse_time(as_of, "as_of"), await self._now(), min(self.profile_tokens, room_tokens)
         if left <= 0:
-            return ()
-        where = attrs.evolve(
-            where,
+            return []
+        where = ItemFilter(
             namespaces=(self.namespace,),
             kinds=(ItemKind.PREFERENCE, ItemKind.FACT),
-            without_labels=(Label.UNTRUSTED,),  # else all runs of the user would count as untrusted
+            max_level=max_level,
+            without_labels=as_labels((Label.UNTRUSTED, *without_labels)),
+            as_of=math.inf if known is None else known,
+            valid_at=now if known is None else known,
             min_importance=CORE_IMPORTANCE,
         )
         chosen: list[Recollection] = []
-        for entry in rank_profile(await self._read_all(where), await self._now()):
+        for entry in rank_profile(await self._read_all(where), now):
             if (tokens := estimate_tokens(entry.item.text)) <= left:
                 left -= tokens
                 chosen.append(entry)
-        return tuple(map(as_recalled, sorted(chosen, key=lambda entry: (entry.item.valid_from, entry.item.text))))
+        return sorted(chosen, key=lambda entry: (entry.item.valid_from, entry.item.text))
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""
@@ -846,14 +881,18 @@ class Memory(RunMemory):
         return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
 
     async def _list_versions(self, ids: set[str]) -> set[str]:
-        """Return the ids of items with all that they replace and that replaces them."""
+        """Return the ids of items with all that they replace and that replaces them, and those that say the same."""
         chains: list[set[str]] = []
+        equal: dict[str, set[str]] = {}
         for newest in await self.read(include_held=True):
             chain, item = {newest.id}, newest
             while item.replaces and (earlier := (await self.index.get([item.replaces])).get(item.replaces)) is not None:
                 chain.add(earlier.id)
                 item = earlier
             chains.append(chain)
+            if newest.slot.startswith(EQUAL_SLOT):
+                equal.setdefault(newest.slot, set()).update(chain)
+        chains += equal.values()
         found = set(ids)
         while more := [chain for chain in chains if not found.isdisjoint(chain) and not chain <= found]:
             found.update(*more)  # one item may have several corrections

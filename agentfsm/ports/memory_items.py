@@ -172,6 +172,9 @@ class ItemFilter(Value):
     include_held: bool = False
     """Whether items that wait for approval are included."""
 
+    slot: str | None = attrs.field(default=None, validator=NAME.or_none())
+    """Slot of the items; None for any or none."""
+
     min_importance: float = attrs.field(default=0.0, validator=require_between(0, 1))
     """Least importance of the items, from 0 to 1."""
 

@@ -15,6 +15,9 @@ from agentfsm.testing import ScriptedModel, call, say
 LEARNED = json.dumps(
     {
         "approach": "Looked the sales up and wrote a report",
+        "answer": "It came to 7",
+        "outcome": "done",
+        "decisions": ["Took the net sales"],
         "lessons": ["Ask for the year first"],
         "facts": [
             {"text": "Ann works in Porto", "kind": "fact", "slot": "Work place"},
@@ -79,7 +82,9 @@ async def test_a_run_leaves_one_episode(store, memory):
     assert episode.text.splitlines() == [
         "Task: Write a report on the sales of Q3",
         "Approach: Looked the sales up and wrote a report",
-        "Outcome: success",
+        "Answer: The report: 7.",
+        "Outcome: done",
+        "Decisions: Took the net sales",
         "Lessons: Ask for the year first",
     ]
     assert episode.data["tools"] == ["look_up"]
@@ -87,7 +92,7 @@ async def test_a_run_leaves_one_episode(store, memory):
     assert (episode.source.run_id, episode.source.version) == ("r1", run.version)
     assert episode.importance == pytest.approx(0.8)
     [fact], [wish] = await of_ann(memory).read(kinds=["fact"]), await of_ann(memory).read(kinds=["preference"])
-    assert (fact.text, fact.slot, fact.importance) == ("Ann works in Porto", "work place", 0.5)
+    assert (fact.text, fact.slot, fact.importance) == ("Ann works in Porto", "work place", 0.8)
     assert (wish.text, wish.importance) == ("Ann wants short reports", 0.8)
 
 
@@ -119,7 +124,8 @@ async def test_a_failure_is_an_episode_without_a_model(store, memory):
     await agent.with_(store=store).run("Write a report", user="ann", tenant="acme", id="r1")
     await learn(store, memory, "no JSON", "none", "none again")
     [episode] = await of_ann(memory).read()
-    assert episode.data["outcome"].startswith("failure (max_turns")
+    assert (episode.data["outcome"], episode.data["answer"]) == ("failed", "")
+    assert "Outcome: failed (max_turns" in episode.text
     assert "Approach: unknown" in episode.text
     assert episode.importance == pytest.approx(0.9)
 
