@@ -14,6 +14,7 @@ from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import ConflictError, RunNotFoundError
 from agentfsm.core.labels import Label
 from agentfsm.core.limits import Limits
+from agentfsm.core.messages import UserMessage
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.validation import FUNCTION, NAME
 from agentfsm.journal.load import load_run, read_header
@@ -219,6 +220,8 @@ class Learner:
             "as_of": run.updated_at,
         }
         kinds = [ItemKind.FACT, ItemKind.PREFERENCE]
-        found = await mine.recall("\n".join(run.said), k=MAX_KNOWN, kinds=kinds, **where)
+        own = run.messages[run.own_start :]
+        said = "\n".join([each.text for each in own if isinstance(each, UserMessage) and not each.is_note])
+        found = await mine.recall(said, k=MAX_KNOWN, kinds=kinds, **where)
         known = {each.item.id: each.item for each in (*found, *await mine.profile(**where))}
         return [item for item in known.values() if len(item.text) <= MAX_KNOWN_CHARS][:MAX_KNOWN]
