@@ -28,9 +28,14 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing.models import FunctionModel
 
 DAY_S = 86_400.0
+# What a model that follows the instructions of an extraction makes of Monday's record.
 LEARNED = {
-    "approach": "Wrote the sales report: sales rose by 7 %",
-    "facts": [{"text": "Ann wants short reports", "kind": "preference"}],
+    "approach": "Kept where she lives, and wrote the report.",
+    "answer": "Sales rose by 7 %.",
+    "outcome": "done",
+    "decisions": [],
+    "lessons": [],
+    "facts": [{"text": "Ann wants short reports", "kind": "preference", "action": "add"}],
     "importance": 0.5,
 }
 
@@ -51,9 +56,11 @@ def call(name: str, **arguments: object) -> Reply:
 def scripted(request: Request) -> Reply:
     """Play a model: it answers from what it was given, and that includes what was recalled."""
     if "read the record of a task" in request.instructions:
+        assert all(f"- {name}: " in request.instructions for name in LEARNED)  # noqa: S101  it asks for all of it
         return Reply(text=json.dumps(LEARNED))
     inputs = [message.text for message in request.messages if isinstance(message, UserMessage)]
     task = next(text for text in reversed(inputs) if text.startswith("Ann: "))
+    read = "\n".join(text for text in inputs if text.startswith("["))  # the profile, and what was recalled
     last = request.messages[-1]
     result = str(last.content) if isinstance(last, ToolResult) else ""
     if "I live in Porto" in task:
@@ -65,9 +72,9 @@ def scripted(request: Request) -> Reply:
             return Reply(text=f"It is forgotten ({result}).")
         ids = [item["id"] for item in json.loads(result) if "Porto" in item["text"]]
         return call("forget_memory", item_ids=ids)
-    found = re.search(r"Approach: Wrote the sales report: (.*?) Outcome", inputs[-1])
-    home = re.search(r"Ann lives in (\w+)", inputs[-1])
-    report = f"Yesterday's report says that {found[1]}" if found else "I know of no report"
+    found = re.search(r"Answer: (.*?)\.? Outcome", read)
+    home = re.search(r"Ann lives in (\w+)", read)
+    report = f"Yesterday's report says: {found[1]}" if found else "I know of no report"
     return Reply(text=f"{report}, and {f'you live in {home[1]}' if home else 'I do not know where you live'}.")
 
 

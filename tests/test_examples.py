@@ -338,7 +338,7 @@ def test_the_assistant_remembers_and_forgets():
         example("assistant").main()
     assert out.getvalue().splitlines() == [
         "monday, writer: Sales rose by 7 %.",
-        "tuesday, assistant to ann: Yesterday's report says that sales rose by 7 %, and you live in Porto.",
+        "tuesday, assistant to ann: Yesterday's report says: Sales rose by 7 %, and you live in Porto.",
         "tuesday, assistant to bob: I know of no report, and I do not know where you live.",
         "waits for approval: forget_memory",
         "tuesday, assistant to ann: It is forgotten (deleted: 2).",

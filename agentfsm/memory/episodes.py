@@ -189,12 +189,11 @@ def _shorten_line(text: str, tokens: int) -> str:
 
 def _shorten(text: str, tokens: int) -> str:
     """Return a text of about this number of tokens at most: two parts of three are its beginning, the rest its end."""
-    kept, size = len(text), estimate_tokens(text)
-    while kept > 3 and size > tokens:
+    short, kept = text, len(text)
+    while kept > 3 and (size := estimate_tokens(short)) > tokens:
         kept = min(kept - 1, kept * tokens // size)
         short = f"{text[: kept * 2 // 3].rstrip()} [...] {text[len(text) - kept // 3 :].lstrip()}"
-        size = estimate_tokens(short)
-    return text if kept == len(text) else short
+    return short
 
 
 def read_learned(extraction: Run[Any]) -> Learned:
@@ -388,7 +387,7 @@ def _find_outcome(run: Run[Any], learned: Learned) -> TaskOutcome:
     said = TaskOutcome(learned.outcome) if learned.outcome in {*TaskOutcome} else None
     if run.state is State.DONE:
         return TaskOutcome.DONE if said is None else said
-    if said in {None, TaskOutcome.DONE}:
+    if said is None or said is TaskOutcome.DONE:
         return TaskOutcome.PARTIAL if run.partial else TaskOutcome.FAILED
     return said
 

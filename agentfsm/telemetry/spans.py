@@ -187,7 +187,11 @@ class _SpanBuilder:
             case e.Planned() | e.PlanDropped():
                 return [self._build_request(n.PLAN)]
             case e.Recalled():
-                found = {"agentfsm.memory.items": len(event.items), "agentfsm.memory.fault": event.fault}
+                found = {
+                    "agentfsm.memory.items": len(event.items),
+                    "agentfsm.memory.profile": len(event.profile or ()),
+                    "agentfsm.memory.fault": event.fault,
+                }
                 return [self._build_request(n.SEARCH_MEMORY, found)]
             case _ if type(event) in _SILENT:
                 return []

@@ -188,6 +188,21 @@ class MemoryIndexConformance:
         assert set(await self.search(index, "word", where)) == found
         assert {item.id for item in await index.read(where)} == found
 
+    async def test_items_are_read_by_importance_and_slot(self, index: MemoryIndex) -> None:
+        """From the least importance on, and of one slot; both together with the other conditions."""
+        await index.add(
+            [
+                build_item("low", "drinks tea", importance=0.79),
+                build_item("high", "likes tea", importance=0.8, slot="drink"),
+                build_item("top", "likes rice", importance=1.0, slot="food"),
+            ]
+        )
+        important = attrs.evolve(OF_ANN, min_importance=0.8)
+        assert [item.id for item in await index.read(important)] == ["high", "top"]
+        assert await self.search(index, "tea", important) == ["high"]
+        assert [item.id for item in await index.read(attrs.evolve(important, slot="food"))] == ["top"]
+        assert await index.read(attrs.evolve(OF_ANN, slot="other")) == []
+
     async def test_a_slot_has_one_value_at_a_time(self, index: MemoryIndex) -> None:
         """The item with the latest beginning holds; earlier ones hold until then. Other slots are not affected."""
         await index.add(

@@ -415,7 +415,8 @@ def _format_tiers(events: Sequence[Event]) -> Iterator[str]:
 
 def _format_recall(event: Recalled) -> str:
     """Return what a search of the memory gave: the items that the model reads, with their tokens and the room."""
-    told = [f"{format_count(len(event.items), 'item')} recalled"]
+    told = [f"{format_count(len(event.profile), 'item')} in the profile"] if event.profile else []
+    told += [f"{format_count(len(event.items), 'item')} recalled"]
     if event.layers is not None:
         tokens = sum([estimate_tokens(item.text) for item in event.items])
         told.append(f"{tokens:,} of {event.layers.memory:,} tokens")

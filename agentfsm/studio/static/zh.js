@@ -59,7 +59,7 @@ export const ZH = {
   "Call": "调用", "Tool and arguments": "工具与参数", "Time": "时间", "Attempts": "尝试", "Decisions": "决定",
   "No turn yet": "还没有轮次", "The model has not been asked.": "还没有请求模型。", "{n} messages": "{n} 条消息", "none": "无", "instructions": "指令", "system": "系统", "assistant": "助手", "tool": "工具",
   "Plan {n}": "计划 {n}", "after {steps}": "在 {steps} 之后", "Label": "标签", "First source": "最初来源",
-  "Memory": "记忆", "Item": "条目", "Kind": "类型", "Score": "得分", "Valid from": "生效时间", "Source": "来源", "Nothing found": "未找到",
+  "Memory": "记忆", "Profile": "用户画像", "Item": "条目", "Kind": "类型", "Score": "得分", "Valid from": "生效时间", "Source": "来源", "Nothing found": "未找到",
   "Guards": "防护", "Verdict": "裁决", "Rule": "规则",
   "Cost by purpose": "按用途的费用", "Purpose": "用途", "Output": "输出", "Cached": "缓存", "Share of tokens": "词元占比", "Tokens of each turn": "每轮词元",
   "purpose turn": "轮次", "purpose last_answer": "最后回答", "purpose summary": "摘要", "purpose tool_selection": "工具选择", "purpose plan": "规划", "purpose plan_question": "计划中的提问", "purpose judge": "评判", "purpose tool": "工具", "purpose agent": "子智能体", "purpose all": "合计",

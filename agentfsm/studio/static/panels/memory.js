@@ -1,4 +1,4 @@
-// Searches of the memory: what was looked for, and the items that the model read.
+// Searches of the memory: what was looked for, the profile of the user, and the items that the model read.
 import { fill, h } from "../dom.js";
 import { date } from "../format.js";
 import { t } from "../i18n.js";
@@ -20,12 +20,14 @@ function listSearches(run) {
 }
 
 function drawSearch({ event, version }, run) {
-  const items = event.items ?? [];
+  const items = event.items ?? [], profile = event.profile ?? [];
+  const draw = (title, each) => table(title, [t("Item"), t("Kind"), t("Score"), t("Valid from"), t("Source"), t("Labels")], each.map(drawItem));
   return h("section", { "data-search": version },
     h("h3", {}, h("button", { type: "button", class: "quiet", onclick: () => run.goTo(version) }, `v${version}`), ` ${event.query}`),
     event.fault && h("p", { class: "error" }, event.fault),
+    profile.length > 0 && draw(t("Profile"), profile),
     items.length
-      ? table(t("Memory"), [t("Item"), t("Kind"), t("Score"), t("Valid from"), t("Source"), t("Labels")], items.map(drawItem))
+      ? draw(t("Memory"), items)
       : h("p", { class: "soft" }, t("Nothing found")));
 }
 
