@@ -69,7 +69,8 @@ class Diary:
         facts = []
         for slot in slots:
             self.taught += 1
-            facts.append({"text": f"word {self.taught}", "slot": slot})
+            action = ("add", "update", "delete", "none")[self.taught % 4]  # of one of the known items, if there are any
+            facts.append({"text": f"word {self.taught}", "slot": slot, "action": action, "item": self.taught % 3})
         answer = json.dumps({"approach": "wrote it", "lessons": [], "facts": facts, "importance": 0.3})
         await Learner(self.memory, ScriptedModel(answer), self.store).learn(run_id)
 
