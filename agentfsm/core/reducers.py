@@ -30,10 +30,8 @@ from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, Tex
 from agentfsm.core.notes import NOTE_TOOL, Note, describe_hidden_effects, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
-from agentfsm.core.recalled_items import build_recall_note
-from agentfsm.core.run_fields import FENCE_MESSAGE, FORGOTTEN_AFTER_S, RunFields, find_open_call_index
 from agentfsm.core.recalled_items import build_profile_note, build_recall_note
-from agentfsm.core.run_fields import FENCE_MESSAGE, RunFields, find_open_call_index
+from agentfsm.core.run_fields import FENCE_MESSAGE, FORGOTTEN_AFTER_S, RunFields, find_open_call_index
 from agentfsm.core.usage import TierChoice
 
 Changes = dict[str, Any]

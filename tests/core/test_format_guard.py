@@ -32,7 +32,7 @@ HASHES = {
     2: "c703d6abe2ecc954",
     3: "34af94d19d7d12b1",
     4: "3d7effc3e500cbed",
-    5: "0f59cd2dd8fdc0ad",
+    5: "67f4623d49a28353",
 }
 
 
