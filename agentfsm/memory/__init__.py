@@ -9,6 +9,7 @@ from agentfsm.memory.learner import Learner
 from agentfsm.memory.long_term import Expiry, Memory, load_postgres_index
 from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import Recollection, Weights
+from agentfsm.memory.reranking import TermReranker
 from agentfsm.memory.sqlite_index import SQLiteIndex
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "PostgresIndex",
     "Recollection",
     "SQLiteIndex",
+    "TermReranker",
     "Weights",
     "build_memory_tools",
 ]

@@ -40,6 +40,9 @@ MAX_KNOWN: Final = 20
 MAX_KNOWN_CHARS: Final = 1_000
 # Facts that one run may leave. More of them are not facts worth keeping.
 MAX_FACTS: Final = 10
+# Places in its session for each second of time, so that the items of a run are beside each other, whenever they are
+# derived.
+PLACES: Final = 16
 MAX_LESSONS: Final = 5
 MAX_DECISIONS: Final = 5
 # Tokens of a task, an approach, a decision, a lesson or a fact that an item keeps; some 100 words.
@@ -281,7 +284,7 @@ def build_items(run: Run[Any], extraction: Run[Any], feedback: Sequence[Feedback
         "valid_from": ended,
         "held": bool(extraction.header.metadata.get(HELD_KEY)),
         "session": session,
-        "place": len(run.messages) if session else 1,
+        "place": int(ended) * PLACES,
     }
     items = [_build_episode(run, learned, tuple(feedback[:count]), common) for count in range(len(feedback) + 1)]
     return items + _build_facts(run, learned.facts, _as_list(extraction.header.metadata.get(KNOWN_KEY)), common)
@@ -320,7 +323,7 @@ def _build_facts(
                 slot=slot or name_slot(kind, text, common["level"], common["labels"]),
                 importance=PREFERENCE_IMPORTANCE if slot or kind is ItemKind.PREFERENCE else FACT_IMPORTANCE,
                 recorded_at=ended,
-                **common,
+                **{**common, "place": common["place"] + 1 + place},
             )
             items.append(new if confirmed is None else confirm(confirmed, new))
         takes_slot = action == Action.UPDATE and slot != "" and old is not None and old.slot == slot

@@ -94,11 +94,11 @@ def hash_text(text: str) -> bytes:
 
 
 def other_model_error(found: tuple[str, int], given: tuple[str, int]) -> MisuseError:
-    """Return the error of an index that has the vectors of another model, or of other dimensions."""
+    """Return the error of an index that another process has given another model, or other dimensions."""
     return MisuseError(
-        f"the memory has vectors of {found[0]!r} with {found[1]} dimensions, and the embedder is {given[0]!r} with "
-        f"{given[1]}: vectors of two models cannot be compared. Give the first embedder, or embed all items again with "
-        "memory.reindex()"
+        f"the memory has vectors of {found[0]!r} with {found[1]} dimensions now, and the embedder is {given[0]!r} with "
+        f"{given[1]}: vectors of two models cannot be compared. Give all processes the same embedder; one that is "
+        "started anew, or calls memory.reindex(), embeds all items again"
     )
 
 

@@ -63,10 +63,11 @@ from agentfsm.memory.ranking import (
     Weights,
     diversify,
     fuse,
-    rank_sessions,
+    rank_vectors,
     rank_windows,
     score_items,
 )
+from agentfsm.memory.reranking import RERANKED, Found, rerank
 from agentfsm.memory.sqlite_index import SQLiteIndex
 from agentfsm.memory.text_terms import word_set
 from agentfsm.memory.threaded_index import ThreadedIndex
@@ -85,6 +86,7 @@ from agentfsm.ports.memory_items import (
     RunMemory,
     parse_item_kind,
 )
+from agentfsm.ports.reranker import Reranker
 from agentfsm.ports.store import ALL_RUNS, Clock, Filter, Store, SystemClock
 from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.store import SQLiteStore
@@ -92,17 +94,18 @@ from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tokens.ledger import read_text as read_message_text
 from agentfsm.tools.executing_call import list_passed_labels
 
-# Items that each ranking contributes before they are joined.
-CANDIDATES: Final = 200
-# The best of them, whose neighbours are candidates, too.
+# Items that a search by words, and one by vectors, contributes at least before the rankings are joined.
+TEXT_CANDIDATES: Final = 100
+VECTOR_CANDIDATES: Final = 200
+# The best matches, whose neighbours are candidates, too.
 NEAR: Final = 50
 # Items that are weighed for each one that is returned. Source: document G, 3.
 OVERFETCH: Final = 2
 # Items that a recall returns at most, unless it is asked for another number.
 RECALL_COUNT: Final = 8
 MOST: Final = ValueRule(
-    fits=lambda value: type(value) is int and 1 <= value <= CANDIDATES // OVERFETCH,
-    wanted=f"a whole number from 1 to {CANDIDATES // OVERFETCH}",
+    fits=lambda value: type(value) is int and 1 <= value <= VECTOR_CANDIDATES // OVERFETCH,
+    wanted=f"a whole number from 1 to {VECTOR_CANDIDATES // OVERFETCH}",
 )
 # Tokens of a profile: some thirty sentences.
 PROFILE_TOKENS: Final = 500
@@ -281,6 +284,11 @@ class Memory(RunMemory):
     words only. A SQLite index needs the extra `vec`, a PostgreSQL index pgvector on the server.
     """
 
+    reranker: Reranker | None = attrs.field(default=None, kw_only=True)
+    """Reranker that reads the query and the best 50 items of a search together, and orders them anew: a `TermReranker`,
+    an `agentfsm.models.HTTPReranker`, or one of your own. Default None: the order of the search stays.
+    """
+
     _vectors: ItemVectors | None = attrs.field(
         default=attrs.Factory(lambda self: open_vectors(self.index, self.embedder), takes_self=True), init=False
     )
@@ -401,7 +409,7 @@ class Memory(RunMemory):
         )
         words, numbers = word_set(new.text), _NUMBER.findall(new.text)
         rarest = " ".join(sorted(words, key=len)[-EQUAL_WORDS:])
-        matches = await self.index.search_text(rarest, where, EQUAL_CANDIDATES)
+        matches = (await self.index.search_text(rarest, where, EQUAL_CANDIDATES)).matches
         known = await self.index.get([match.item_id for match in matches]) if matches else {}
         similar = {
             old.id: old
@@ -610,7 +618,7 @@ class Memory(RunMemory):
             as_of=math.inf if known is None else known,
             valid_at=true if true is not None else now if known is None else known,
         )
-        return await self._recall(query, await self._embed_query(query), where, k)
+        return (await self._recall(query, await self._embed_query(query), where, k))[0]
 
     async def _recall(
         self,
@@ -619,20 +627,31 @@ class Memory(RunMemory):
         where: ItemFilter,
         k: int,
         leaves_out: Callable[[MemoryItem], bool] = lambda _item: False,
-    ) -> list[Recollection]:
-        rankings = await self._search(query, embedded, where)
+    ) -> tuple[list[Recollection], Usage, str]:
+        """Return the items, best first; and the usage of the reranker, and the reason if it failed."""
+        count = wanted = k * OVERFETCH if self.reranker is None else max(k * OVERFETCH, RERANKED)
+        rankings = await self._search(query, embedded, where, wanted)
         known_at = await self._now() if math.isinf(where.as_of) else where.as_of
         items: dict[str, MemoryItem] = {}
-        count = k * OVERFETCH
         while True:  # more of the rankings are read if many of the first items repeat others
             found = fuse(rankings, count)
             items |= await self.index.get([item_id for item_id, *_ in found if item_id not in items])
-            present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
-            scored = score_items([each for each in present if not leaves_out(each[0])], known_at, self.weights)
-            different = leave_out_equal(scored)
+            present: list[Found] = [
+                (items[item_id], similarity, ranks)
+                for item_id, similarity, ranks in found
+                if item_id in items and not leaves_out(items[item_id])
+            ]
+            different = leave_out_equal(score_items(present, known_at, self.weights))
             if len(different) >= k * OVERFETCH or len(found) < count:
-                return diversify(different[: k * OVERFETCH], k, self.weights)
+                break
             count *= FURTHER
+        usage, fault = Usage(), ""
+        if self.reranker is not None:
+            kept = {each.item.id for each in different}
+            present = [each for each in present if each[0].id in kept][:wanted]
+            present, usage, fault = await rerank(self.reranker, query, present)
+            different = score_items(present[: k * OVERFETCH], known_at, self.weights)
+        return diversify(different[: k * OVERFETCH], k, self.weights), usage, fault
 
     def _list_owners(self, *, team: bool) -> tuple[Namespace, ...]:
         shared = Namespace(tenant=self.namespace.tenant)
@@ -641,16 +660,18 @@ class Memory(RunMemory):
     async def _embed_query(self, query: str) -> EmbeddedQuery:
         return EmbeddedQuery() if self._vectors is None else await self._vectors.embed_query(query)
 
-    async def _search(self, query: str, embedded: EmbeddedQuery, where: ItemFilter) -> dict[str, Sequence[ItemMatch]]:
-        matches = await self.index.search_text(query, where, CANDIDATES)
+    async def _search(
+        self, query: str, embedded: EmbeddedQuery, where: ItemFilter, wanted: int
+    ) -> dict[str, Sequence[ItemMatch]]:
+        text = await self.index.search_text(query, where, max(wanted, TEXT_CANDIDATES))
         found: dict[str, Sequence[ItemMatch]] = {}
-        if matches:
-            windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
-            found = {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
-        near = () if self._vectors is None else await self._vectors.search(embedded, where, CANDIDATES)
-        shares_words = {match.item_id for match in matches}
+        if text.matches:
+            neighbours = await self.index.find_neighbours(text.matches[:NEAR], WINDOW, where)
+            found = {"text": text.matches, **rank_windows(text, neighbours, WINDOW)}
+        near = () if self._vectors is None else await self._vectors.search(embedded, where, VECTOR_CANDIDATES)
+        shares_words = {match.item_id for match in text.matches}
         if near := [match for match in near if match.score >= self.min_score or match.item_id in shares_words]:
-            found["vector"] = near
+            found |= rank_vectors(near, VECTOR_CANDIDATES)
         return found
 
     async def reindex(self) -> int:
@@ -712,8 +733,10 @@ class Memory(RunMemory):
 
         embedded = await self._embed_query(query) if self.recall_tokens else EmbeddedQuery()
         found: list[Recollection] = []
+        usage, faults = embedded.usage, [embedded.fault]
         if self.recall_tokens:
-            found = await mine._recall(query, embedded, where, RECALLED_MOST, leaves_out)  # noqa: SLF001
+            found, added, fault = await mine._recall(query, embedded, where, RECALLED_MOST, leaves_out)  # noqa: SLF001
+            usage, faults = usage + added, [*faults, fault]
         has_documents = any(entry.item.kind is ItemKind.DOCUMENT for entry in found)
         layers = share_window(attrs.evolve(demand, has_documents=has_documents))
         taken = demand.working_tokens + sum([estimate_tokens(item.text) for item in profile])
@@ -726,9 +749,9 @@ class Memory(RunMemory):
                 items.append(as_recalled(entry))
         return Recall(
             items=tuple(items),
-            fault=embedded.fault,
-            usage=embedded.usage,
-            model=embedded.model,
+            fault="; ".join(dict.fromkeys(filter(None, faults))),
+            usage=usage,
+            model=embedded.model or ("" if self.reranker is None else self.reranker.name),
             layers=layers,
             left_out=len(found) - len(items),
             profile=tuple(profile),
@@ -1003,4 +1026,6 @@ class Memory(RunMemory):
 
     async def aclose(self) -> None:
         """Close files and connections."""
+        if self._vectors is not None:
+            await self._vectors.stop()
         await self.index.aclose()

@@ -1,13 +1,9 @@
-"""Memory items in a PostgreSQL database, with its full-text search.
-
-PostgreSQL's own ranking ignores how rare a word is, so the score of each word is weighed by that, as in BM25.
-"""
+"""Memory items in a PostgreSQL database, with an index of their terms."""
 
 from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from secrets import token_hex
@@ -29,7 +25,7 @@ from agentfsm.memory.item_rows import (
     write_filter,
     write_row,
 )
-from agentfsm.memory.text_terms import QueryTerms, split_words, write_date, write_pairs
+from agentfsm.memory.text_terms import TERMS_VERSION, write_terms
 from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace
 from agentfsm.ports.store import Durability
@@ -43,6 +39,8 @@ from agentfsm.stores.threaded.lease_table import LeaseTable
 MAX_POSITION: Final = 16_383
 # Seconds that the row of a process in `workers` counts; it marks commits only.
 WORKER_S: Final = 60.0
+# Newest items of an owner whose words may correct a misspelled one.
+SPELLED_ITEMS: Final = 5_000
 # Items in one statement.
 GROUP_ITEMS: Final = 500
 
@@ -53,7 +51,7 @@ _LISTS: Final = ListSyntax(
 )
 
 TABLES: Final = PostgresTables(
-    version=101,
+    version=200,
     names=frozenset(
         {
             "layout",
@@ -65,6 +63,7 @@ TABLES: Final = PostgresTables(
             "released_items",
             "unembedded",
             "vector_model",
+            "text_terms",
         }
     ),
     statements="""
@@ -77,7 +76,7 @@ TABLES: Final = PostgresTables(
             source_run text, source_version bigint, session text NOT NULL, place bigint NOT NULL,
             level smallint NOT NULL, valid_from float8 NOT NULL, valid_to float8 NOT NULL, recorded_at float8 NOT NULL,
             held boolean NOT NULL, labels text NOT NULL, importance float8 NOT NULL, text text NOT NULL,
-            data text NOT NULL, words tsvector NOT NULL, owner text NOT NULL
+            data text NOT NULL, words tsvector NOT NULL, owner text NOT NULL, terms text NOT NULL
         );
         CREATE INDEX items_place ON items (owner, session, place);
         CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> '';
@@ -95,8 +94,16 @@ TABLES: Final = PostgresTables(
         CREATE TABLE released_items (id text PRIMARY KEY, at float8 NOT NULL, by text NOT NULL);
         CREATE TABLE vector_model (model text NOT NULL, dims integer NOT NULL);
         CREATE TABLE unembedded (number bigint PRIMARY KEY REFERENCES items ON DELETE CASCADE);
+        CREATE TABLE text_terms (version integer NOT NULL);
+        INSERT INTO text_terms VALUES (0);
     """,
-    upgrades={},
+    upgrades={
+        100: """
+            ALTER TABLE items ADD COLUMN terms text NOT NULL DEFAULT '';
+            CREATE TABLE text_terms (version integer NOT NULL);
+            INSERT INTO text_terms VALUES (0);
+        """  # the next transaction of the index writes the terms
+    },
     late_indexes={"items_importance": "items (owner, kind, importance)"},
 )
 
@@ -113,32 +120,19 @@ FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE ext
 # Items with the same text have the same vector.
 _TEXT_HASH: Final = "substring(sha256(convert_to(i.text, 'UTF8')) FOR 16)"
 
-# Words without meaning are marked with D, so that a query that has no others finds them.
-_WORDS: Final = (
-    "setweight(to_tsvector('english', %s), 'A') || setweight(to_tsvector('simple', %s), 'D') || %s::tsvector"
-)
-_ROW: Final = f"({', '.join(['%s'] * 19)}, {_WORDS}, %s)"
-_INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner) VALUES "  # noqa: S608
+_ROW: Final = f"({', '.join(['%s'] * 19)}, %s::tsvector, %s, %s)"
+_INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner, terms) VALUES "  # noqa: S608
+# Items with rare terms come first. The exact ranking follows outside of the database, the same for all indexes.
 _SEARCH: Final = """
-WITH terms AS MATERIALIZED (
-    SELECT CASE WHEN numnode(to_tsquery('english', word || ':A')) > 0 THEN to_tsquery('english', word || ':A')
-           ELSE to_tsquery('simple', word || ':D') END AS term
-    FROM unnest(:words::text[]) word
-    UNION ALL SELECT phrase::tsquery FROM unnest(:phrases::text[]) phrase
+WITH weighed AS MATERIALIZED (
+    SELECT term::tsquery, weight FROM unnest(:terms::text[], :weights::float8[]) AS given (term, weight)
 ), hits AS MATERIALIZED (
-    SELECT i.id, {session} AS session, i.place, i.number, i.words, length(i.words) AS size FROM items i
-    WHERE i.words @@ (:owned::tsquery && (SELECT string_agg('(' || term::text || ')', ' | ')::tsquery FROM terms))
-    AND {condition}
-), total AS MATERIALIZED (
-    SELECT count(*)::float8 AS items FROM items WHERE owner = ANY(:owners)
-), counted AS MATERIALIZED (
-    SELECT term, (SELECT count(*) FROM hits WHERE hits.words @@ term)::float8 AS found FROM terms
-), weighed AS MATERIALIZED (
-    SELECT term, ln(1 + (total.items - found + 0.5) / (found + 0.5)) AS rarity FROM total, counted
-), mean AS MATERIALIZED (SELECT avg(size)::float8 AS size FROM hits)
+    SELECT i.id, {session} AS session, i.place, i.number, i.words, i.terms FROM items i
+    WHERE i.words @@ :wanted::tsquery AND {condition}
+)
 SELECT id, session, place, (
-    SELECT sum(rarity * ts_rank('{{0.1, 0.1, 0.1, 0.1}}', words, term)) FROM weighed
-) / (0.4 + 0.6 * hits.size / mean.size) AS score FROM hits, mean ORDER BY score DESC, number LIMIT :limit
+    SELECT sum(weight * (1 + ts_rank('{{1, 1, 1, 1}}', words, term))) FROM weighed WHERE words @@ term
+) / (1 + 0.2 * ln(1 + length(words))) AS score, terms FROM hits ORDER BY score DESC, number LIMIT :limit
 """
 
 
@@ -243,30 +237,62 @@ class _ItemDatabase(PostgresConnection):
         values: list[Any] = []
         for item in items:
             owner = name_owner(item.namespace)
-            values += [*write_row(item), *_write_words(item.text, item.valid_from, owner), owner]
+            terms = write_terms(item.text, item.valid_from)
+            values += [*write_row(item), _write_vector_of(terms, owner), owner, terms]
         self.execute(f"{_INSERT} {', '.join([_ROW] * len(items))}", values)
 
+    def has_old_terms(self) -> bool:
+        """Return whether another version wrote the terms."""
+        return self._select("SELECT version FROM text_terms") != [(TERMS_VERSION,)]
+
     def rebuild_text(self) -> int:
-        """Write the words of all items again."""
+        """Write the terms of all items again."""
         newest = "SELECT number, text, valid_from, owner FROM items WHERE number > :after ORDER BY number LIMIT :limit"
         after = count = 0
         while rows := self._select(newest, after=after, limit=GROUP_ITEMS):
             for number, text, valid_from, owner in rows:
-                words = _write_words(text, valid_from, owner)
-                self.execute(f"UPDATE items SET words = {_WORDS} WHERE number = %s", [*words, number])  # noqa: S608
+                terms = write_terms(text, valid_from)
+                values = (_write_vector_of(terms, owner), terms, number)
+                self.execute("UPDATE items SET words = %s::tsvector, terms = %s WHERE number = %s", values)
             after, count = rows[-1][0], count + len(rows)
+        self.execute("UPDATE text_terms SET version = %s", (TERMS_VERSION,))
         return count
 
-    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
+    def count_terms(self, terms: Collection[str], owners: Collection[Namespace]) -> tuple[int, dict[str, int]]:
+        """Count the items of the owners."""
+        names = [name_owner(each) for each in owners]
+        ((total,),) = self._select("SELECT count(*) FROM items WHERE owner = ANY(:owners)", owners=names)
+        counts = self._select(
+            "SELECT term, (SELECT count(*) FROM items WHERE words @@ (:owned::tsquery && query::tsquery)) "
+            "FROM unnest(:terms::text[], :queries::text[]) AS given (term, query)",
+            owned=" | ".join(names),
+            terms=[*terms],
+            queries=[_write_query(term) for term in terms],
+        )
+        return total, dict(counts)
+
+    def list_words(self, beginning: str, lengths: range, owners: Collection[Namespace]) -> list[str]:
+        """Return words of the newest items of the owners."""
+        numbers = "SELECT number FROM items WHERE owner = ANY(:owners) ORDER BY number DESC LIMIT :limit"
+        sql = (
+            f"SELECT DISTINCT word FROM ({numbers}) newest JOIN items USING (number), "  # noqa: S608
+            "unnest(tsvector_to_array(words)) word "
+            "WHERE starts_with(word, :beginning) AND length(word) BETWEEN :least AND :most"
+        )
+        owned = [name_owner(each) for each in owners]
+        values = {"beginning": beginning, "least": lengths[0], "most": lengths[-1], "limit": SPELLED_ITEMS}
+        return [word for (word,) in self._select(sql, owners=owned, **values)]
+
+    def search_terms(self, weights: Mapping[str, float], where: ItemFilter, limit: int) -> list[ItemMatch]:
         """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
         condition, values = write_filter(where, _LISTS)
-        sql = _SEARCH.format(session=SESSION, condition=condition)
+        queries = [_write_query(term) for term in weights]
         rows = self._select(
-            sql,
+            _SEARCH.format(session=SESSION, condition=condition),
             **values,
-            words=[word for each in terms.words for word in split_words(_fold(each))],
-            phrases=[_write_phrase(phrase) for phrase in terms.phrases],
-            owned=" | ".join(values["owners"]),
+            terms=queries,
+            weights=[*weights.values()],
+            wanted=f"({' | '.join(values['owners'])}) & ({' | '.join(f'({each})' for each in queries)})",
             limit=limit,
         )
         return [ItemMatch(*row) for row in rows]
@@ -276,7 +302,7 @@ class _ItemDatabase(PostgresConnection):
         condition, values = write_filter(where, _LISTS)
         near = [match for match in matches if match.session]
         sql = (
-            f"SELECT DISTINCT ON (i.number) i.id, {SESSION}, i.place, 0.0::float8 "  # noqa: S608
+            f"SELECT DISTINCT ON (i.number) i.id, {SESSION}, i.place, 0.0::float8, i.terms "  # noqa: S608
             "FROM unnest(:near_owners::text[], :near_sessions::text[], :near_places::bigint[]) "
             "AS p (owner, session, place) "
             "JOIN items i ON i.owner = p.owner AND i.session = p.session "
@@ -380,7 +406,7 @@ class _ItemDatabase(PostgresConnection):
             raise other_model_error(found or ("", 0), self._model)
 
     def use_vectors(self, model: str, dims: int) -> None:
-        """Create the table of the vectors, or check that it is for this model."""
+        """Create the table of the vectors, unless it is there and for this model."""
         if not self._select(_USE_EXTENSION):
             if not self._select("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
                 raise MisuseError(
@@ -390,9 +416,9 @@ class _ItemDatabase(PostgresConnection):
             self.execute("CREATE EXTENSION vector SCHEMA public")
             self._select(_USE_EXTENSION)
         self._model = model, dims
-        if self._read_model() is not None:
-            self._check_model()
+        if self._read_model() == self._model:
             return
+        self.drop_vectors()
         self.execute("INSERT INTO vector_model VALUES (%s, %s)", (model, dims))
         self.execute(
             "CREATE TABLE item_vectors (number bigint PRIMARY KEY, hash bytea NOT NULL, "
@@ -505,25 +531,12 @@ def _write_vector(vector: Sequence[float]) -> str:
     return f"[{','.join(map(repr, map(float, vector)))}]"
 
 
-def _fold(text: str) -> str:
-    """Return a text without accents."""
-    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+def _write_vector_of(terms: str, owner: str) -> str:
+    """Return terms and the owner as a tsvector, in which quotes keep the server's rules for letters away."""
+    placed = [f"'{term}':{min(place, MAX_POSITION)}" for place, term in enumerate(terms.split(" "), 1) if term]
+    return " ".join([*placed, owner])
 
 
-def _write_words(text: str, valid_from: float, owner: str) -> tuple[str, str, str]:
-    """Return the values of `_WORDS`."""
-    words = " ".join(split_words(_fold(f"{text} {write_date(valid_from)}")))
-    pairs = enumerate(write_pairs(text).split(), 1)
-    placed = " ".join(f"{_write_lexeme(pair)}:{min(place, MAX_POSITION)}" for place, pair in pairs)  # as a tsvector
-    return words, words, f"{placed} {owner}"
-
-
-def _write_lexeme(pair: str) -> str:
-    """Return a word for a pair of characters, whatever the server's rules for letters."""
-    return "x" + "".join(f"{ord(each):06x}" for each in pair)
-
-
-def _write_phrase(phrase: Sequence[str]) -> str:
-    """Return a phrase as a tsquery; a single character stands for the pairs that begin with it."""
-    prefix = ":*" if len(phrase) == 1 and len(phrase[0]) == 1 else ""
-    return " <-> ".join(map(_write_lexeme, phrase)) + prefix
+def _write_query(term: str) -> str:
+    """Return a term of a query as a tsquery."""
+    return " <-> ".join(f"'{each.removesuffix('*')}'{':*' if each[-1] == '*' else ''}" for each in term.split(" "))

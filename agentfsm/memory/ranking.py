@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
@@ -15,11 +14,22 @@ import attrs
 
 from agentfsm.core.validation import NOT_NEGATIVE, SHARE, require_between
 from agentfsm.core.value import Value
-from agentfsm.memory.text_terms import word_set
-from agentfsm.ports.memory_items import ItemMatch, MemoryItem
+from agentfsm.memory.text_terms import count_term, word_set
+from agentfsm.ports.memory_items import ItemKind, ItemMatch, MemoryItem, TextSearch
 
-# Constant of reciprocal rank fusion (Source: Cormack, Clarke and Buettcher, SIGIR 2009).
-FUSION_CONSTANT: Final = 60
+# Weights of the rankings, tuned on the dialogues 1 to 5 of LoCoMo: docs/memory.md, "How well it finds".
+RANKING_WEIGHTS: Final[Mapping[str, float]] = {
+    "text": 1.0,
+    "window": 1.0,
+    "session": 0.5,
+    "vector": 0.3,
+    "vector window": 0.6,
+}
+# Share of its score that an item gives to those at each distance, for "vector window".
+NEAR_SHARES: Final = (1.0, 0.7, 0.4)
+# Constants of BM25, as most engines have them (Source: Robertson and Zaragoza, 2009).
+SATURATION: Final = 1.2
+LENGTH_SHARE: Final = 0.75
 # Places before and after an item whose matches count for it: a question and its answer often stand in different items.
 WINDOW: Final = 2
 DAY_S: Final = 86_400.0
@@ -29,7 +39,8 @@ DAY_S: Final = 86_400.0
 class Weights(Value):
     """Weights of the score of an item. Source: document G, 3 and 8.
 
-    The score is `similarity * s + recency * decay ** days + importance * i`, where `s` and `i` are from 0 to 1.
+    The score is `similarity * s + recency * decay ** days + importance * i`, where `s` and `i` are from 0 to 1. Only
+    episodes age: of everything else the days count as 0.
     """
 
     similarity: float = attrs.field(default=0.5, validator=NOT_NEGATIVE)
@@ -65,74 +76,126 @@ class Recollection(Value):
 
 
 def fuse(rankings: Mapping[str, Sequence[ItemMatch]], count: int) -> list[tuple[str, float, dict[str, float]]]:
-    """Join rankings by reciprocal rank.
+    """Join rankings by their scores, in shares of the best of each.
+
+    Ranks alone would make a match that is far better than all others equal to one that is hardly better.
 
     Args:
         rankings: For each name, the items of a ranking with their scores, best first.
         count: Number of items to return.
 
     Returns:
-        For each item its id, its similarity and its ranks, best first. The similarity is the mean, over the rankings,
-        of the item's score in shares of the best one; it never rises along the order.
+        For each item its similarity, from 0 to 1, and its ranks, best first.
     """
-    fused: dict[str, float] = defaultdict(float)
     shares: dict[str, float] = defaultdict(float)
-    for ranking in rankings.values():
+    for name, ranking in rankings.items():
         best = ranking[0].score if ranking else 0.0
-        weight = 1 / best / len(rankings) if best > 0 else 0.0
-        for place, (item_id, _session, _place, score) in enumerate(ranking, FUSION_CONSTANT + 1):
-            fused[item_id] += 1 / place
-            shares[item_id] += score * weight
-    first = sorted(fused, key=fused.__getitem__, reverse=True)[:count]
+        if best > 0:
+            for match in ranking:
+                shares[match.item_id] += RANKING_WEIGHTS[name] * match.score / best
+    first = sorted(shares, key=shares.__getitem__, reverse=True)[:count]
     ranks: dict[str, dict[str, float]] = {item_id: {} for item_id in first}
     for name, ranking in rankings.items():
         for rank, match in enumerate(ranking, 1):
             if match.item_id in ranks:
                 ranks[match.item_id][name] = rank
-    similarities = accumulate((min(1.0, shares[item_id]) for item_id in first), min)
-    return [(item_id, similarity, ranks[item_id]) for item_id, similarity in zip(first, similarities, strict=True)]
+    total = sum(RANKING_WEIGHTS[name] for name in rankings)
+    return [(item_id, shares[item_id] / total, ranks[item_id]) for item_id in first]
 
 
-def rank_windows(matches: Sequence[ItemMatch], neighbours: Iterable[ItemMatch], distance: int) -> list[ItemMatch]:
-    """Rank items by the matches near them: an item counts the scores of all matches within `distance` places.
+def rank_text(matches: Sequence[ItemMatch], weights: Mapping[str, float]) -> list[ItemMatch]:
+    """Rank items by BM25 over their terms.
 
     Args:
-        matches: Items that match by themselves.
+        matches: The items, with their terms.
+        weights: Weights of the terms of the query.
+    """
+    counted = [_count_terms(match, weights) for match in matches]
+    mean = sum(size for _, size in counted) / (len(counted) or 1)
+    return _rank(matches, [_weigh(counts, size / mean) for counts, size in counted])
+
+
+def rank_windows(found: TextSearch, neighbours: Iterable[ItemMatch], distance: int) -> dict[str, list[ItemMatch]]:
+    """Rank items by BM25 over all terms of their surroundings: a window, or the session, counts as one text.
+
+    So a window with two words of the query is better than one with the same word twice, which a sum of scores is not.
+
+    Args:
+        found: Items that match by themselves.
         neighbours: Items near them, which may include them.
-        distance: Number of places, 0 or more.
+        distance: Number of places before and after an item that are its window, 0 or more.
+
+    Returns:
+        The rankings "window" and "session". In a session, items are ranked as by their windows.
     """
-    scores: dict[tuple[str, int], float] = defaultdict(float)
-    for (_group, place), score in {(_name_group(match), match.place): match.score for match in matches}.items():
-        for near in range(place - distance, place + distance + 1):
-            scores[_group, near] += score
-    items = {match.item_id: match for match in (*matches, *neighbours)}.values()
-    found = [
-        ItemMatch(item_id, session, place, scores[session or item_id, place]) for item_id, session, place, _ in items
-    ]
-    return sorted(found, key=_score_of, reverse=True)
+    items = {match.item_id: match for match in (*neighbours, *found.matches)}.values()
+    counted = [_count_terms(match, found.weights) for match in items]
+    mean = sum(size for _, size in counted) / len(counted)
+    groups = [match.session or match.item_id for match in items]  # an item without a session is one of its own
+    at_place = {
+        (group, match.place): each for group, match, each in zip(groups, items, counted, strict=True) if match.session
+    }
+    missing: tuple[dict[tuple[str, float], int], float] = ({}, mean)
+    offsets = [*range(-distance, 0), *range(1, distance + 1)]
+    windows: list[float] = []
+    sessions: dict[str, dict[tuple[str, float], int]] = {}
+    for group, match, (own, size) in zip(groups, items, counted, strict=True):
+        sums, total = own.copy(), float(size)
+        for offset in offsets:
+            counts, length = at_place.get((group, match.place + offset), missing)
+            total += length
+            for term, count in counts.items():
+                sums[term] = sums.get(term, 0) + count
+        windows.append(_weigh(sums, total / mean / (2 * distance + 1)))
+        session = sessions.setdefault(group, {})
+        for term, count in own.items():
+            session[term] = session.get(term, 0) + count
+    ranked = _rank([*items], windows)
+    totals = {group: _weigh(each, 1.0) for group, each in sessions.items()}
+    return {"window": ranked, "session": _rank(ranked, [totals[match.session or match.item_id] for match in ranked])}
 
 
-def rank_sessions(matches: Sequence[ItemMatch], ranked: Sequence[ItemMatch]) -> list[ItemMatch]:
-    """Rank items by the matches of their whole session, and within a session as they are ranked already.
+def rank_vectors(matches: Sequence[ItemMatch], limit: int) -> dict[str, list[ItemMatch]]:
+    """Rank items by their vectors, and by those near them in their session.
 
     Args:
-        matches: Items that match by themselves.
-        ranked: The items to rank, in the order that holds within a session.
+        matches: The nearest items, with their cosines, best first.
+        limit: Number of items that were asked for. If there are as many, further ones are hardly worse than the last:
+            cosines count from that one on, so that those which were cut off are not far behind.
+
+    Returns:
+        The rankings "vector" and "vector window".
     """
-    totals: dict[str, float] = defaultdict(float)
-    for match in matches:
-        totals[_name_group(match)] += match.score**2  # one good match says more than many poor ones
-    found = [ItemMatch(item_id, session, place, totals[session or item_id]) for item_id, session, place, _ in ranked]
-    return sorted(found, key=_score_of, reverse=True)
+    floor = matches[-1].score if len(matches) >= limit else 0.0
+    own = _rank(matches, [match.score - floor for match in matches])
+    scores = {(match.session or match.item_id, match.place): match.score for match in own}
+    shares = [(distance, NEAR_SHARES[abs(distance)]) for distance in range(1 - len(NEAR_SHARES), len(NEAR_SHARES))]
+    sums = [
+        sum([scores.get((match.session or match.item_id, match.place + each), 0.0) * share for each, share in shares])
+        for match in own
+    ]
+    return {"vector": own, "vector window": _rank(own, sums)}
 
 
-# The score of a match.
-_score_of = attrgetter("score")
+def _rank(matches: Sequence[ItemMatch], scores: Sequence[float]) -> list[ItemMatch]:
+    ranked = [
+        ItemMatch(match.item_id, match.session, match.place, score, match.terms)
+        for match, score in zip(matches, scores, strict=True)
+    ]
+    return sorted(ranked, key=attrgetter("score"), reverse=True)
 
 
-def _name_group(match: ItemMatch) -> str:
-    """Return the name of the match's session; an item without one is a session of its own."""
-    return match.session or match.item_id
+def _count_terms(match: ItemMatch, weights: Mapping[str, float]) -> tuple[dict[tuple[str, float], int], int]:
+    """Return how often an item has each term of the query that it has, by term and weight; and its number of terms."""
+    terms = f" {match.terms} "
+    counts = {each: count for each in weights.items() if (count := count_term(terms, each[0]))}
+    return counts, terms.count(" ") - 1
+
+
+def _weigh(counts: Mapping[tuple[str, float], int], size: float) -> float:
+    """Return the BM25 of a text with these terms, and with this size in shares of the mean."""
+    scale = SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * size)
+    return sum([weight * count * (SATURATION + 1) / (count + scale) for (_, weight), count in counts.items()])
 
 
 def score_items(
@@ -142,7 +205,7 @@ def score_items(
     scored: list[Recollection] = []
     for item, similarity, ranks in found:
         age = max(0.0, now - item.recorded_at) / DAY_S
-        recency = weights.decay**age
+        recency = weights.decay**age if item.kind is ItemKind.EPISODE else 1.0
         score = weights.similarity * similarity + weights.recency * recency + weights.importance * item.importance
         why = {**ranks, "similarity": similarity, "recency": recency, "importance": item.importance}
         scored.append(Recollection(item=item, score=score, why=why))

@@ -31,7 +31,7 @@ from agentfsm.memory.item_rows import (
     write_filter,
     write_row,
 )
-from agentfsm.memory.text_terms import QueryTerms, write_date, write_pairs
+from agentfsm.memory.text_terms import TERMS_VERSION, write_terms
 from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.memory.vector_file import SCHEMA as VECTOR_SCHEMA
 from agentfsm.memory.vector_file import SUFFIX, VectorFile, VectorKey, connect_apsw, load_apsw
@@ -52,14 +52,27 @@ OVERFETCH: Final = 1.25
 FURTHER: Final = 8
 # Seconds that a call waits for another process's transaction.
 PATIENCE_S: Final = 30.0
+# Items with a term that are counted; beyond, their number is estimated.
+COUNTED_ITEMS: Final = 500
 # Items that a rebuild of the text index reads at once.
 REBUILT_ITEMS: Final = 1_000
 _INDEX_OF_PROFILES: Final = "CREATE INDEX items_importance ON items (owner, kind, importance)"
+# The terms are words already: the tokenizer `ascii` splits them at the spaces and leaves them as they are.
+_TEXT_TABLES: Final = (
+    """CREATE VIRTUAL TABLE items_text USING fts5 (
+        terms, owner, content='items', content_rowid='number', tokenize='ascii'
+    )""",
+    "INSERT INTO items_text (items_text, rank) VALUES ('rank', 'bm25(1.0, 0.0)')",
+    "CREATE VIRTUAL TABLE items_words USING fts5vocab (items_text, col)",
+    "CREATE TABLE text_terms (version INTEGER NOT NULL) STRICT",
+)
 SCHEMA: Final = SQLiteSchema(
-    version=101,
+    version=200,
     tables=frozenset(
         {
             "items",
+            "items_words",
+            "text_terms",
             "items_text",
             "deletions",
             "forgotten_items",
@@ -76,18 +89,15 @@ SCHEMA: Final = SQLiteSchema(
             session TEXT NOT NULL, place INTEGER NOT NULL, level INTEGER NOT NULL, valid_from REAL NOT NULL,
             valid_to REAL NOT NULL, recorded_at REAL NOT NULL, held INTEGER NOT NULL, labels TEXT NOT NULL,
             importance REAL NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL,
-            pairs TEXT NOT NULL, day TEXT NOT NULL, owner TEXT NOT NULL
+            terms TEXT NOT NULL, owner TEXT NOT NULL
         ) STRICT""",
         "CREATE INDEX items_place ON items (owner, session, place)",
         "CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> ''",
         "CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> ''",
         "CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL",
         _INDEX_OF_PROFILES,
-        """CREATE VIRTUAL TABLE items_text USING fts5 (
-            text, pairs, day, owner, content='items', content_rowid='number',
-            tokenize='porter unicode61 remove_diacritics 2'
-        )""",
-        "INSERT INTO items_text (items_text, rank) VALUES ('rank', 'bm25(1.0, 1.0, 1.0, 0.0)')",
+        *_TEXT_TABLES,
+        f"INSERT INTO text_terms VALUES ({TERMS_VERSION})",  # noqa: S608
         """CREATE TABLE deletions (
             number INTEGER PRIMARY KEY, at REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, items INTEGER NOT NULL
         ) STRICT""",
@@ -99,14 +109,24 @@ SCHEMA: Final = SQLiteSchema(
         # Items without a vector, and deleted items whose vector is still in the other file: no transaction spans both.
         "CREATE TABLE stale_vectors (number INTEGER PRIMARY KEY) STRICT",
     ),
-    upgrades={100: (_INDEX_OF_PROFILES,)},
+    upgrades={
+        100: (
+            "DROP TABLE items_text",
+            "ALTER TABLE items DROP COLUMN pairs",
+            "ALTER TABLE items DROP COLUMN day",
+            "ALTER TABLE items ADD COLUMN terms TEXT NOT NULL DEFAULT ''",
+            _INDEX_OF_PROFILES,
+            *_TEXT_TABLES,
+            "INSERT INTO text_terms VALUES (0)",  # the next transaction of the index writes them
+        )
+    },
 )
 
-_INSERT: Final = f"INSERT INTO items ({COLUMNS}, pairs, day, owner) VALUES (NULL, {', '.join('?' * 22)})"  # noqa: S608
-_INSERT_TEXT: Final = "INSERT INTO items_text (rowid, text, pairs, day, owner) VALUES (?, ?, ?, ?, ?)"
+_INSERT: Final = f"INSERT INTO items ({COLUMNS}, terms, owner) VALUES (NULL, {', '.join('?' * 21)})"  # noqa: S608
+_INSERT_TEXT: Final = "INSERT INTO items_text (rowid, terms, owner) VALUES (?, ?, ?)"
 _DELETE_TEXT: Final = (
-    "INSERT INTO items_text (items_text, rowid, text, pairs, day, owner) "
-    "SELECT 'delete', number, text, pairs, day, owner FROM items WHERE number = ?"
+    "INSERT INTO items_text (items_text, rowid, terms, owner) "
+    "SELECT 'delete', number, terms, owner FROM items WHERE number = ?"
 )
 _LISTS: Final = ListSyntax(
     contains="{column} IN (SELECT value FROM json_each(:{name}))",
@@ -175,30 +195,53 @@ class _ItemFile(DatabaseFile):
             item = attrs.evolve(item, place=int(place or 0) + 1)
         if item.held and self.execute("SELECT 1 FROM released_items WHERE id = ?", (item.id,)).fetchone() is not None:
             item = attrs.evolve(item, held=False)
-        pairs, day = write_pairs(item.text), write_date(item.valid_from)
-        self.execute(_INSERT, (*write_row(item), pairs, day, owner))
+        terms = write_terms(item.text, item.valid_from)
+        self.execute(_INSERT, (*write_row(item), terms, owner))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
-        self.execute(_INSERT_TEXT, (number, item.text, pairs, day, owner))
+        self.execute(_INSERT_TEXT, (number, terms, owner))
         self.execute("INSERT INTO stale_vectors SELECT ? WHERE EXISTS (SELECT 1 FROM vector_model)", (number,))
         return item
 
+    def has_old_terms(self) -> bool:
+        """Return whether another version wrote the terms."""
+        return bool(self.execute("SELECT version <> ? FROM text_terms", (TERMS_VERSION,)).fetchone()[0])
+
     def rebuild_text(self) -> int:
-        """Write the pairs and days of all items again, and build the text index from them."""
+        """Write the terms of all items again, and build the text index from them."""
         (count,) = self.execute("SELECT count(*) FROM items").fetchone()
         newest = "SELECT number, text, valid_from FROM items WHERE number > ? ORDER BY number LIMIT ?"
         after = 0
         while rows := self.execute(newest, (after, REBUILT_ITEMS)).fetchall():
             for number, text, valid_from in rows:
-                values = (write_pairs(text), write_date(valid_from), number)
-                self.execute("UPDATE items SET pairs = ?, day = ? WHERE number = ?", values)
+                self.execute("UPDATE items SET terms = ? WHERE number = ?", (write_terms(text, valid_from), number))
             after = rows[-1][0]
         self.execute("INSERT INTO items_text (items_text) VALUES ('rebuild')")
+        self.execute("UPDATE text_terms SET version = ?", (TERMS_VERSION,))
         return int(count)
 
-    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
+    def count_terms(self, terms: Collection[str], owners: Collection[Namespace]) -> tuple[int, dict[str, int]]:
+        """Count the items of the owners. The count of a common term is estimated from its first items."""
+        names = json.dumps([name_owner(each) for each in owners])
+        sql = "SELECT count(*) FROM items WHERE owner IN (SELECT value FROM json_each(?))"
+        (total,) = self.execute(sql, (names,)).fetchone()
+        (newest,) = self.execute("SELECT max(number) FROM items").fetchone()
+        sql = "SELECT count(*), max(rowid) FROM (SELECT rowid FROM items_text WHERE items_text MATCH ? LIMIT ?)"
+        counts: dict[str, int] = {}
+        for term in terms:
+            found, last = self.execute(sql, (_write_match([term], owners), COUNTED_ITEMS)).fetchone()
+            counts[term] = found if found < COUNTED_ITEMS else min(total, found * newest // last)
+        return total, counts
+
+    def list_words(self, beginning: str, lengths: range, owners: Collection[Namespace]) -> list[str]:  # noqa: ARG002
+        """Return words of all items of the file."""
+        sql = """SELECT term FROM items_words
+            WHERE term >= ? AND term < ? AND col = 'terms' AND length(term) BETWEEN ? AND ?"""
+        values = (beginning, chr(ord(beginning) + 1), lengths[0], lengths[-1])
+        return [term for (term,) in self.execute(sql, values).fetchall()]
+
+    def search_terms(self, weights: Mapping[str, float], where: ItemFilter, limit: int) -> list[ItemMatch]:
         """Return the best matches that fit the filter."""
-        owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
-        match = f"owner : ({owners}) AND ({_write_match(terms)})"
+        match = _write_match(weights, where.namespaces)
         sql = "SELECT rowid, -rank FROM items_text WHERE items_text MATCH ? ORDER BY rank LIMIT ?"
         return self._rank_fitting(lambda count: self.execute(sql, (match, count)).fetchall(), where, limit)
 
@@ -214,7 +257,7 @@ class _ItemFile(DatabaseFile):
         """
         condition, values = _write_filter(where)
         sql = (
-            f"SELECT n.key, i.id, {SESSION}, i.place FROM json_each(:numbers) n "  # noqa: S608
+            f"SELECT n.key, i.id, {SESSION}, i.place, i.terms FROM json_each(:numbers) n "  # noqa: S608
             f"JOIN items i ON i.number = n.value WHERE {condition}"
         )
         count = int(limit * OVERFETCH)
@@ -223,7 +266,10 @@ class _ItemFile(DatabaseFile):
             numbers = json.dumps([number for number, _ in ranked])
             rows = sorted(self.execute(sql, {**values, "numbers": numbers}).fetchall())[:limit]
             if len(rows) == limit or len(ranked) < count:
-                return [ItemMatch(item_id, session, place, ranked[key][1]) for key, item_id, session, place in rows]
+                return [
+                    ItemMatch(item_id, session, place, ranked[key][1], terms)
+                    for key, item_id, session, place, terms in rows
+                ]
             count *= FURTHER
 
     def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
@@ -231,7 +277,7 @@ class _ItemFile(DatabaseFile):
         condition, values = _write_filter(where)
         ranges = json.dumps([*_merge_ranges(matches, distance)])
         sql = (
-            f"SELECT i.id, {SESSION}, i.place, 0.0 FROM json_each(:ranges) p "  # noqa: S608
+            f"SELECT i.id, {SESSION}, i.place, 0.0, i.terms FROM json_each(:ranges) p "  # noqa: S608
             "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 "
             f"AND i.place BETWEEN p.value ->> 2 AND p.value ->> 3 WHERE {condition}"
         )
@@ -345,13 +391,10 @@ class _ItemFile(DatabaseFile):
             raise other_model_error(found or ("", 0), self._model)
 
     def use_vectors(self, model: str, dims: int) -> None:
-        """Note the model, or check that it is the same. Begin anew if the file of the vectors is not the one it was."""
+        """Note the model. Begin anew for another one, or if the file of the vectors is not the one it was."""
         load_apsw()
-        found = self.read_model()
-        if found not in {None, (model, dims)}:
-            raise other_model_error(found or ("", 0), (model, dims))
         self._model = model, dims
-        if found is not None:
+        if self.read_model() == self._model:
             (set_id,) = self.execute("SELECT vectors FROM vector_model").fetchone()
             if self.vectors.read_set_id() == set_id:
                 return
@@ -513,18 +556,8 @@ def _write_filter(where: ItemFilter) -> tuple[str, dict[str, Any]]:
     return condition, {name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()}
 
 
-def _write_match(terms: QueryTerms) -> str:
-    """Return the terms as a query of FTS5: any of them matches."""
-    parts: list[str] = []
-    if terms.words:
-        words = " OR ".join(f'"{word}"' for word in terms.words)
-        parts.append(f"{{text day}} : ({words})")
-    if terms.phrases:
-        phrases = " OR ".join(_write_phrase(phrase) for phrase in terms.phrases)
-        parts.append(f"pairs : ({phrases})")
-    return " OR ".join(parts)
-
-
-def _write_phrase(phrase: Sequence[str]) -> str:
-    prefix = " *" if len(phrase) == 1 and len(phrase[0]) == 1 else ""
-    return f'"{" ".join(phrase)}"{prefix}'
+def _write_match(terms: Collection[str], owners: Collection[Namespace]) -> str:
+    """Return a query of FTS5 for the items of the owners that have any of the terms."""
+    names = " OR ".join(f'"{name_owner(each)}"' for each in owners)
+    words = " OR ".join(f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms)
+    return f"owner : ({names}) AND terms : ({words})"

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from difflib import get_close_matches
+from typing import Final, Generic, Protocol, TypeVar
 
 import attrs
 
 from agentfsm.core.errors import AgentError, PartlyDoneError
-from agentfsm.memory.text_terms import QueryTerms, read_query
-from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace, VectorIndex
+from agentfsm.memory.ranking import rank_text
+from agentfsm.memory.text_terms import read_query
+from agentfsm.ports.memory_items import (
+    DeletionProof,
+    ItemFilter,
+    ItemMatch,
+    MemoryItem,
+    Namespace,
+    TextSearch,
+    VectorIndex,
+)
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, TransactionBackend
 
 T = TypeVar("T")
+
+# A word that no item has is corrected from this length on; shorter ones have too many words like them.
+MIN_CORRECTED_CHARS: Final = 4
+# Words of a query that are corrected, and the words that each of them may be.
+MAX_CORRECTED: Final = 8
+CORRECTIONS: Final = 3
+# Least likeness of a correction: twice the share of the letters that both words have in the same order.
+LIKENESS: Final = 0.8
+# Weight of a correction, in shares of a word that was found as it is.
+CORRECTED_SHARE: Final = 0.5
+# Items with a term of the query that are read to find the best ones.
+MAX_HITS: Final = 2_000
 
 
 class ItemTables(TransactionBackend, Protocol):
@@ -22,8 +45,20 @@ class ItemTables(TransactionBackend, Protocol):
         """Insert the items that are new and not forgotten."""
         ...
 
-    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
-        """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
+    def has_old_terms(self) -> bool:
+        """Return whether the terms of the items were written by another version, so that they have to be rebuilt."""
+        ...
+
+    def count_terms(self, terms: Collection[str], owners: Collection[Namespace]) -> tuple[int, dict[str, int]]:
+        """Return the number of the owners' items; and for each term, of those that have it, which may be estimated."""
+        ...
+
+    def list_words(self, beginning: str, lengths: range, owners: Collection[Namespace]) -> list[str]:
+        """Return words of items, with that beginning and one of these lengths; of other owners, if it is faster."""
+        ...
+
+    def search_terms(self, weights: Mapping[str, float], where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the items that have any of these terms, roughly the best first. The filter does not shorten it."""
         ...
 
     def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
@@ -112,6 +147,9 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
 
     _writer: GroupCommitWriter[TablesT] = attrs.field(init=False)
 
+    _has_terms: bool = attrs.field(default=False, init=False)
+    """Whether the terms of the items are known to be of this version."""
+
     async def _remove_remains(self) -> None:
         """Remove the remains of deleted rows. Default: nothing."""
 
@@ -132,6 +170,13 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         return count
 
     async def _run(self, work: Callable[[TablesT], T], *, writes: bool) -> T:
+        if not self._has_terms:
+            if await self._submit(lambda tables: tables.has_old_terms(), writes=False):
+                await self._submit(lambda tables: tables.rebuild_text(), writes=True)
+            self._has_terms = True
+        return await self._submit(work, writes=writes)
+
+    async def _submit(self, work: Callable[[TablesT], T], *, writes: bool) -> T:
         job = StoreJob(work, writes=writes)
         self._writer.submit(job)
         return await job.wait()
@@ -140,10 +185,12 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         """Add items in their order."""
         return await self._run(lambda tables: tables.add(items), writes=True)
 
-    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+    async def search_text(self, query: str, where: ItemFilter, limit: int) -> TextSearch:
         """Return the best matches."""
         terms = read_query(query)
-        return await self._run(lambda tables: tables.search_text(terms, where, limit), writes=False) if terms else ()
+        if not terms:
+            return TextSearch()
+        return await self._run(lambda tables: _search_text(tables, terms, where, limit), writes=False)
 
     async def find_neighbours(
         self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter
@@ -238,3 +285,37 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
     async def aclose(self) -> None:
         """Close the tables and end the thread."""
         await self._writer.close()
+
+
+def _search_text(tables: ItemTables, terms: Sequence[str], where: ItemFilter, limit: int) -> TextSearch:
+    """Weigh the terms by their rarity, correct misspelled ones, read the candidates, and rank them by BM25."""
+    total, counts = tables.count_terms(terms, where.namespaces)
+    if not total:
+        return TextSearch()
+    shares = dict.fromkeys(terms, 1.0)
+    unknown = [term for term in terms if not counts[term] and len(term) >= MIN_CORRECTED_CHARS and term.isalpha()]
+    for word in unknown[:MAX_CORRECTED]:
+        lengths = range(len(word) - 1, len(word) + 2)
+        known = tables.list_words(word[0], lengths, where.namespaces)
+        shares |= dict.fromkeys(get_close_matches(word, known, n=CORRECTIONS, cutoff=LIKENESS), CORRECTED_SHARE)
+    if more := shares.keys() - counts.keys():
+        counts |= tables.count_terms(more, where.namespaces)[1]
+    weights = {
+        term: share * math.log(1 + (total - counts[term] + 0.5) / (counts[term] + 0.5))
+        for term, share in shares.items()
+        if counts[term]
+    }
+    if not weights:
+        return TextSearch()
+    # Common terms are left out while there are rarer ones: what has nothing else is not among the best.
+    chosen: dict[str, float] = {}
+    hits = 0
+    for term in sorted(weights, key=counts.__getitem__):
+        if hits >= limit and hits + counts[term] > MAX_HITS:
+            break
+        chosen[term] = weights[term]
+        hits += counts[term]
+    matches = tables.search_terms(chosen, where, limit)
+    if len(matches) < limit and len(chosen) < len(weights):
+        matches = tables.search_terms(weights, where, limit)
+    return TextSearch(matches=tuple(rank_text(matches, weights)), weights=weights)

@@ -15,6 +15,7 @@ from agentfsm.core.validation import require_members
 from agentfsm.core.value import Value
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import ItemFilter, ItemMatch, MemoryIndex, VectorIndex
+from agentfsm.streaming.detached_task import DetachedTask, cut_off_owned
 
 _log = logging.getLogger("agentfsm.memory")
 
@@ -57,13 +58,18 @@ class ItemVectors:
 
     _is_ready: bool = attrs.field(default=False, init=False)
 
+    _task: DetachedTask | None = attrs.field(default=None, init=False)
+    """Task that embeds the items without a vector, after another model was given; None before the first."""
+
     async def embed_query(self, query: str) -> EmbeddedQuery:
         """Return the vector of a query. A failing embedder is reported in the result.
 
-        Raises:
-            MisuseError: if the index has vectors of another model.
+        At the first call, items without a vector begin to be embedded in the background.
         """
-        await self.prepare()
+        if not self._is_ready:
+            await self.prepare()
+            if await self.index.read_unembedded(1):
+                self._embed_in_background()
         try:
             (vector,), usage = await self._embed([query[:MAX_EMBEDDED_CHARS]])
         except MisuseError:
@@ -77,8 +83,12 @@ class ItemVectors:
         return EmbeddedQuery(vector=vector, usage=usage, model=self.embedder.name)
 
     async def search(self, query: EmbeddedQuery, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
-        """Return the nearest items, best first."""
-        return await self.index.search_vector(query.vector, where, limit) if query.vector else ()
+        """Return the nearest items, best first; none if another object has given the index another model since."""
+        try:
+            return await self.index.search_vector(query.vector, where, limit) if query.vector else ()
+        except MisuseError as error:
+            _log.warning("the memory was searched by words only: %s", error)
+            return ()
 
     async def embed_new(self) -> None:
         """Embed the items without a vector. A failing embedder or index is logged, and they are embedded later.
@@ -86,6 +96,11 @@ class ItemVectors:
         Raises:
             MisuseError: if the embedder is not as it declares itself.
         """
+        if self._task is not None and not self._task.is_over:
+            return  # it goes on until there are none
+        if len(await self.index.read_unembedded(BATCH_ITEMS + 1)) > BATCH_ITEMS:
+            self._embed_in_background()
+            return
         try:
             await self.embed_missing()
         except MisuseError as error:
@@ -107,18 +122,27 @@ class ItemVectors:
             count += len(items)
         return count
 
+    def _embed_in_background(self) -> None:
+        def note_end(error: BaseException | None, was_cut_off: bool) -> None:  # noqa: ARG001  as the task calls it
+            if error is not None:
+                _log.warning("items are without vectors until the next one is added or reindex(): %s", error)
+
+        self._task = DetachedTask(self.embed_missing, note_end, self)
+        self._task.start()
+
+    async def stop(self) -> None:
+        """End the task in the background. What it has embedded stays, and the rest waits for the next start."""
+        await cut_off_owned(self)
+
     async def reindex(self) -> int:
         """Drop all vectors and embed all items again; return their number."""
+        await self.stop()
         await self.index.drop_vectors()
         self._is_ready = False
         return await self.embed_missing()
 
     async def prepare(self) -> None:
-        """Check the vectors of the index, before an item is added or searched.
-
-        Raises:
-            MisuseError: if the index has vectors of another model.
-        """
+        """Prepare the index for the vectors of the model. Those of another one are dropped, at the first call."""
         if not self._is_ready:
             await self.index.use_vectors(self.embedder.name, self.embedder.dims)
             self._is_ready = True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.models.openai.chat import OpenAIChat
     from agentfsm.models.openai.conversion import from_openai, to_openai
     from agentfsm.models.openai.embeddings import OpenAIEmbedder
+    from agentfsm.models.openai.reranking import HTTPReranker
     from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
     from agentfsm.models.profiles import ModelProfile, Thinking, find_profile
@@ -42,6 +43,7 @@ __all__ = [
     "Fallback",
     "FileSearch",
     "Gemini",
+    "HTTPReranker",
     "HostedCall",
     "HostedContent",
     "HostedFile",
@@ -89,6 +91,7 @@ _EXPORT_MODULES = {
     "find_profile": "agentfsm.models.profiles",
     "OpenAIChat": "agentfsm.models.openai.chat",
     "OpenAIEmbedder": "agentfsm.models.openai.embeddings",
+    "HTTPReranker": "agentfsm.models.openai.reranking",
     "OpenAIResponses": "agentfsm.models.openai.responses",
     "Price": "agentfsm.models.prices",
     "Router": "agentfsm.models.wrappers.router",

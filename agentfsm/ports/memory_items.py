@@ -194,6 +194,22 @@ class ItemMatch(NamedTuple):
     score: float
     """Score, 0 or more, higher is better, on a scale of the ranking's own."""
 
+    terms: str = ""
+    """Terms of the item, as `agentfsm.memory.text_terms.write_terms` returns them; a ranking by vectors may leave them
+    out.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class TextSearch(Value):
+    """Result of a search by words."""
+
+    matches: tuple[ItemMatch, ...] = ()
+    """The items that have a term of the query, best first."""
+
+    weights: Mapping[str, float] = attrs.field(factory=dict)
+    """Terms by which the items were found, with their weights: the rarer among the items of the owners, the higher."""
+
 
 @attrs.frozen(kw_only=True)
 class DeletionProof(Value):
@@ -275,8 +291,11 @@ class MemoryIndex(Protocol):
         """
         ...
 
-    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
-        """Return the items that share words with a query, best first, at most `limit`."""
+    async def search_text(self, query: str, where: ItemFilter, limit: int) -> TextSearch:
+        """Return the items that share terms with a query, best first, at most `limit`.
+
+        A word that no item of the owners has counts as the words that are spelled almost like it.
+        """
         ...
 
     async def find_neighbours(
@@ -344,13 +363,15 @@ class VectorIndex(MemoryIndex, Protocol):
     async def use_vectors(self, model: str, dims: int) -> None:
         """Prepare the index for the vectors of a model, unless it is.
 
+        Vectors of another model, or of other dimensions, are dropped, and all items are without a vector then.
+
         Raises:
-            MisuseError: if it has the vectors of another model or of other dimensions, or cannot keep any.
+            MisuseError: if it cannot keep any.
         """
         ...
 
     async def drop_vectors(self) -> None:
-        """Delete all vectors, so that another model can be used."""
+        """Delete all vectors, so that all items are embedded again."""
         ...
 
     async def drop_unused_vectors(self) -> None:
@@ -373,7 +394,7 @@ class VectorIndex(MemoryIndex, Protocol):
         """Keep vectors by the ids of their items. Ids that are unknown, or have a vector, are left out.
 
         Raises:
-            MisuseError: if another object has dropped the vectors since, for another model; `search_vector` likewise.
+            MisuseError: if another object has prepared the index for another model; `search_vector` likewise.
         """
         ...
 

@@ -63,7 +63,7 @@ class MemoryIndexConformance:
 
     async def search(self, index: MemoryIndex, query: str, where: ItemFilter = OF_ANN, limit: int = 10) -> list[str]:
         """Return the ids of the items that a search finds, best first."""
-        return [match.item_id for match in await index.search_text(query, where, limit)]
+        return [match.item_id for match in (await index.search_text(query, where, limit)).matches]
 
     async def test_an_item_is_returned_as_it_was_added(self, index: MemoryIndex) -> None:
         """Each field of an item is kept, whatever characters it has."""
@@ -147,7 +147,7 @@ class MemoryIndexConformance:
         await index.add([build_item(f"{user.user}-talk", "secret", namespace=user, session="s") for user in (ANN, BOB)])
         assert set(await self.search(index, "secret")) == {"a", "ann-talk"}
         assert [item.id for item in await index.read(OF_ANN)] == ["a", "ann-talk"]
-        found = await index.search_text("secret", OF_ANN, 10)
+        found = (await index.search_text("secret", OF_ANN, 10)).matches
         assert [match.item_id for match in await index.find_neighbours(found, 5, OF_ANN)] == ["ann-talk"]
         both = attrs.evolve(OF_ANN, namespaces=(ANN, BOB))
         assert set(await self.search(index, "secret", both)) == {"a", "b", "ann-talk", "bob-talk"}
@@ -249,7 +249,7 @@ class MemoryIndexConformance:
         """Items of a session get places in their order; the ones near a match are found, those of others are not."""
         await index.add([build_item(f"a{number}", f"word{number}", session="a") for number in range(6)])
         await index.add([build_item(f"b{number}", "other", session="b") for number in range(6)])
-        found = await index.search_text("word3", OF_ANN, 10)
+        found = (await index.search_text("word3", OF_ANN, 10)).matches
         near = await index.find_neighbours(found, 2, OF_ANN)
         assert sorted(match.item_id for match in near) == ["a1", "a2", "a3", "a4", "a5"]
         assert {match.session for match in near} == {found[0].session}
@@ -258,7 +258,7 @@ class MemoryIndexConformance:
     async def test_items_without_a_session_have_no_neighbours(self, index: MemoryIndex) -> None:
         """Items that stand by themselves are not near those that were recorded before and after them."""
         await index.add([build_item("a", "word"), build_item("b", "other")])
-        found = await index.search_text("word", OF_ANN, 10)
+        found = (await index.search_text("word", OF_ANN, 10)).matches
         assert found[0].session == ""
         assert not await index.find_neighbours(found, 2, OF_ANN)
 
@@ -351,7 +351,7 @@ class MemoryIndexConformance:
             for each in (index, other):
                 await each.add([build_item(f"{id(each)}-{number}", "shared", session="s")])
         found = await index.search_text("shared", OF_ANN, 10)
-        assert sorted(match.place for match in found) == [1, 2, 3, 4, 5, 6]
+        assert sorted(match.place for match in found.matches) == [1, 2, 3, 4, 5, 6]
         assert await other.search_text("shared", OF_ANN, 10) == found
 
 
@@ -448,15 +448,16 @@ class VectorIndexConformance:
         await index.add([build_item("a-again", "a"), build_item("c-again", "c")])
         assert {*await index.copy_vectors(["a-again", "c-again"])} == set()
 
-    async def test_another_model_is_refused(self, index: VectorIndex, other: VectorIndex) -> None:
-        """An index has vectors of one model, until they are dropped; an object with the earlier one notices that."""
+    async def test_another_model_begins_anew(self, index: VectorIndex, other: VectorIndex) -> None:
+        """Another model, or other dimensions, drop the vectors; an object with the earlier model notices that."""
         await self.embed(index, {"a": (1.0, 0.0)})
-        for model, dims in (("other", 2), ("model", 3)):
-            with pytest.raises(MisuseError, match="reindex"):
-                await other.use_vectors(model, dims)
-        await other.drop_vectors()
-        await other.use_vectors("other", 2)
-        assert [item.id for item in await other.read_unembedded(10)] == ["a"]
+        for model, dims in (("other", 2), ("other", 3)):
+            await other.use_vectors(model, dims)
+            assert [item.id for item in await other.read_unembedded(10)] == ["a"]
+            vector = (1.0, *[0.0] * (dims - 1))
+            assert not await other.search_vector(vector, OF_ANN, 1)
+            await other.add_vectors({"a": vector})
+            assert [match.item_id for match in await other.search_vector(vector, OF_ANN, 1)] == ["a"]
         with pytest.raises(MisuseError, match="reindex"):
             await index.add_vectors({"a": (1.0, 0.0)})
         with pytest.raises(MisuseError, match="reindex"):

@@ -63,7 +63,7 @@ async def test_rare_words_count_more(index):
     """A short item with the rare word comes before a long one with a common word that is repeated."""
     await index.add([build_item(f"c{number}", "coffee coffee coffee and milk") for number in range(20)])
     await index.add([build_item("rare", "coffee from the samovar")])
-    found = await index.search_text("coffee samovar", OF_ANN, 3)
+    found = (await index.search_text("coffee samovar", OF_ANN, 3)).matches
     assert found[0].item_id == "rare"
 
 

@@ -2,55 +2,87 @@
 
 import pytest
 
-from agentfsm.memory.ranking import Weights, diversify, fuse, rank_sessions, rank_windows, score_items
-from agentfsm.ports.memory_items import ItemMatch, MemoryItem
+from agentfsm.memory.ranking import Weights, diversify, fuse, rank_vectors, rank_windows, score_items
+from agentfsm.ports.memory_items import ItemMatch, MemoryItem, TextSearch
 
 DAY = 86_400.0
 
 
-def match(item_id, place, score, session="s"):
-    return ItemMatch(item_id, session, place, score)
+def match(item_id, place, score, session="s", terms=""):
+    return ItemMatch(item_id, session, place, score, terms)
 
 
 def item(item_id, text="text", **fields):
     return MemoryItem(id=item_id, text=text, **{"valid_from": 0.0, "recorded_at": 0.0} | fields)
 
 
+def search(*matches):
+    return TextSearch(matches=tuple(matches), weights={"tea": 2.0, "green": 3.0})
+
+
 def test_an_item_counts_the_matches_near_it():
     """An answer that shares no word with the query is found beside the question that does."""
-    ranked = rank_windows([match("question", 4, 2.0), match("far", 9, 1.5)], [match("answer", 5, 0.0)], 2)
-    assert [(each.item_id, each.score) for each in ranked] == [("question", 2.0), ("answer", 2.0), ("far", 1.5)]
+    found = search(match("question", 4, 2.0, terms="tea"), match("far", 9, 1.5, terms="tea tea tea"))
+    ranked = rank_windows(found, [match("answer", 5, 0.0, terms="at noon")], 2)["window"]
+    assert {each.item_id: each.score > 0 for each in ranked} == {"far": True, "question": True, "answer": True}
+
+
+def test_two_words_in_a_window_are_better_than_one_twice():
+    """A window counts as one text: different words of the query say more than the same one again."""
+    same = [match("a1", 1, 1.0, "a", "tea x"), match("a2", 2, 1.0, "a", "tea x")]
+    both = [match("b1", 1, 1.0, "b", "tea x"), match("b2", 2, 1.0, "b", "green x")]
+    ranked = rank_windows(search(*same, *both), [], 2)
+    assert [each.session for each in ranked["window"]] == ["b", "b", "a", "a"]
+    assert [each.session for each in ranked["session"]] == ["b", "b", "a", "a"]
 
 
 def test_windows_do_not_reach_into_other_sessions():
     """The same place of another session is not near."""
-    ranked = rank_windows([match("one", 4, 2.0, "a")], [match("other", 4, 0.0, "b")], 2)
-    assert {each.item_id: each.score for each in ranked} == {"one": 2.0, "other": 0.0}
+    found = search(match("one", 4, 2.0, "a", "tea"))
+    ranked = rank_windows(found, [match("other", 4, 0.0, "b", "at noon")], 2)["window"]
+    assert [each.score > 0 for each in ranked] == [True, False]
 
 
-def test_a_session_with_a_good_match_is_before_one_with_many_poor_ones():
-    """Within a session the order stays."""
-    matches = [match("a1", 1, 3.0, "a"), *[match(f"b{n}", n, 1.0, "b") for n in range(5)]]
-    ranked = rank_sessions(matches, [match("b1", 1, 0, "b"), match("a2", 2, 0, "a"), match("a1", 1, 0, "a")])
-    assert [each.item_id for each in ranked] == ["a2", "a1", "b1"]
+def test_an_item_gets_a_share_of_the_similarity_near_it():
+    """Two similar items side by side are better than one by itself."""
+    near = [match("alone", 1, 0.6, "a"), match("b1", 1, 0.5, "b"), match("b2", 2, 0.5, "b")]
+    ranked = rank_vectors(near, 10)
+    assert [(each.item_id, each.score) for each in ranked["vector window"]] == [
+        ("b1", 0.85),
+        ("b2", 0.85),
+        ("alone", 0.6),
+    ]
+    assert ranked["vector"] == near
 
 
-def test_the_first_of_all_rankings_has_similarity_1():
-    """Similarity never rises along the order of the joined rankings."""
+def test_similarity_counts_from_where_a_ranking_is_cut_off():
+    """An item behind the last of a full ranking is not far behind it."""
+    ranked = rank_vectors([match("a", 1, 0.75), match("b", 9, 0.5)], 2)
+    assert [each.score for each in ranked["vector"]] == [0.25, 0.0]
+
+
+def test_rankings_are_joined_by_their_scores():
+    """Each ranking counts in shares of its best score, so that a match far better than the others stays so."""
     rankings = {"text": [match("a", 1, 4.0), match("b", 2, 1.0)], "window": [match("a", 1, 2.0), match("c", 3, 2.0)]}
     found = fuse(rankings, 5)
     assert fuse(rankings, 1) == found[:1]
-    assert [each for each, *_ in found] == ["a", "b", "c"]
-    assert [similarity for _, similarity, _ in found] == [1.0, 0.125, 0.125]
+    assert [(each, similarity) for each, similarity, _ in found] == [("a", 1.0), ("c", 0.5), ("b", 0.125)]
     assert found[0][2] == {"text": 1, "window": 1}
     assert fuse({}, 5) == []
 
 
 def test_the_score_is_the_documents_formula():
     """0.5 similarity + 0.3 * 0.95 ** days + 0.2 importance."""
-    (scored,) = score_items([(item("a", importance=0.9), 0.8, {})], 10 * DAY, Weights())
+    (scored,) = score_items([(item("a", kind="episode", importance=0.9), 0.8, {})], 10 * DAY, Weights())
     assert scored.score == pytest.approx(0.5 * 0.8 + 0.3 * 0.95**10 + 0.2 * 0.9)
     assert scored.why["recency"] == pytest.approx(0.95**10)
+
+
+def test_facts_do_not_age():
+    """Only an episode is worth less when it is old: a birthday is as true after a year."""
+    found = [(item(kind, kind=kind), 1.0, {}) for kind in ("fact", "preference", "document", "episode")]
+    aged = {each.item.id: each.why["recency"] for each in score_items(found, 100 * DAY, Weights())}
+    assert aged == {"fact": 1.0, "preference": 1.0, "document": 1.0, "episode": pytest.approx(0.95**100)}
 
 
 def test_a_future_record_is_not_better_than_a_present_one():
@@ -72,6 +104,8 @@ def test_a_repetition_is_behind_something_new():
 
 def test_items_without_a_session_stand_by_themselves():
     """They are near nothing, whatever their place."""
-    ranked = rank_windows([match("a", 1, 2.0, ""), match("b", 2, 1.0, "")], [], 2)
-    assert [each.score for each in ranked] == [2.0, 1.0]
-    assert [each.score for each in rank_sessions(ranked, ranked)] == [4.0, 1.0]
+    ranked = rank_windows(search(match("a", 1, 2.0, "", "tea"), match("b", 2, 1.0, "", "green")), [], 2)
+    assert [each.item_id for each in ranked["window"]] == ["b", "a"]
+    assert [each.item_id for each in ranked["session"]] == ["b", "a"]
+    near = rank_vectors([match("a", 1, 0.9, ""), match("b", 2, 0.8, "")], 10)
+    assert [each.score for each in near["vector window"]] == [0.9, 0.8]

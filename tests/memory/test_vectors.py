@@ -4,6 +4,8 @@ import sqlite3
 import subprocess
 import sys
 
+import anyio
+import anyio.lowlevel
 import apsw
 import pytest
 
@@ -46,12 +48,53 @@ async def test_a_search_has_both_rankings(memory):
     assert memory.embedding_usage.input_tokens == 8
 
 
-async def test_reindex_embeds_with_another_model(memory):
-    """Vectors of two models are not mixed; reindex makes them anew."""
+class SlowEmbedder(HashEmbedder):
+    """Embeds items only once it is allowed to, and single queries always."""
+
+    def __init__(self, **fields):
+        super().__init__(**fields)
+        self.may_go_on = anyio.Event()
+
+    async def embed(self, texts):
+        if len(texts) > 1:
+            await self.may_go_on.wait()
+        return await super().embed(texts)
+
+
+async def test_another_model_embeds_in_the_background(memory):
+    """The search goes on by words, and never with vectors of the earlier model, until all items are embedded again."""
+    for text in ("a violin", "a cello"):
+        await memory.remember(text)
+    other = Memory(memory.index, embedder=SlowEmbedder(name="other", dims=8))
+    assert "vector" not in (await other.recall("violin"))[0].why
+    await other.remember("a viola")  # does not wait either
+    assert "vector" not in (await memory.recall("violin"))[0].why  # the earlier model has no vectors any more
+    other.embedder.may_go_on.set()
+    while await other.index.read_unembedded(1):
+        await anyio.lowlevel.checkpoint()
+    assert "vector" in (await other.recall("violin"))[0].why
+    assert {"a violin", "a cello", "a viola"} <= {*other.embedder.texts}
+    assert await other.index.read_unembedded(1) == []
+
+
+async def test_closing_ends_the_task_in_the_background(memory, tmp_path):
+    """What is not embedded then waits for the next start."""
+    for text in ("a violin", "a cello"):
+        await memory.remember(text)
+    await memory.aclose()
+    other = Memory(tmp_path / "memory.db", embedder=SlowEmbedder(name="other"))
+    await other.recall("violin")
+    await other.aclose()
+    again = Memory(tmp_path / "memory.db", embedder=HashEmbedder(name="other"))
+    await again.remember("a viola")
+    assert again.embedder.texts == ["a violin", "a cello", "a viola"]
+    await again.aclose()
+
+
+async def test_reindex_embeds_all_items_again(memory):
+    """It waits until all items have a vector of the new model."""
     await memory.remember("text")
     other = Memory(memory.index, embedder=HashEmbedder(dims=8))
-    with pytest.raises(MisuseError, match=r"memory\.reindex\(\)"):
-        await other.recall("text")
     assert await other.reindex() == 1
     assert (await other.recall("text"))[0].why["vector"] == 1
 

@@ -1,4 +1,4 @@
-"""A local server with OpenAI's `/embeddings`, which answers with vectors that depend on the texts."""
+"""A local server with OpenAI's `/embeddings`, which answers with vectors that depend on the texts; and a `/rerank`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serving_embeddings(dims: int = 4) -> Iterator[EmbeddingServer]:
             server.requests.append(body)
             server.headers.append({name.lower(): value for name, value in self.headers.items()})
             status, answer = (404, {"error": {"message": self.path}})
-            if self.path == "/v1/embeddings":
+            if self.path in {"/v1/embeddings", "/v1/rerank"}:
                 status, answer = server.respond(body)
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)

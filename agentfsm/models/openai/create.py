@@ -31,8 +31,13 @@ _CLASSES: Final[dict[str, Any]] = {
 
 
 def is_patched(client: openai.AsyncOpenAI, resource: str) -> bool:
-    """Return whether another package has replaced the methods that a request of this resource passes."""
-    return not (_is_own(_CLASSES[resource].create) and _is_own(type(client).request) and _is_own(type(client).post))
+    """Return whether another package has replaced the methods that a request of this resource passes.
+
+    Of a resource that the SDK does not have, as `/rerank`, there is no `create`.
+    """
+    return resource in _CLASSES and not (
+        _is_own(_CLASSES[resource].create) and _is_own(type(client).request) and _is_own(type(client).post)
+    )
 
 
 def _is_own(method: object) -> bool:

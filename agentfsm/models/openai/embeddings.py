@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError
 from agentfsm.core.messages import replace_surrogates
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import httpx2
 
     from agentfsm.models.prices import Prices
+
+T = TypeVar("T")
 
 # Texts of one request: OpenAI takes 2,048, some servers 128 or less.
 BATCH_TEXTS: Final = 128
@@ -55,14 +57,10 @@ _DIMS: Final[Mapping[str, int]] = {
 _SHORTENED: Final = ("text-embedding-3-", "gemini-embedding-001")
 
 
-class _EmbeddingsEndpoint(OpenAIChat):
-    """The `/embeddings` of a server, with the connections, keys and errors that it shares with its chat completions."""
+class JSONEndpoint(OpenAIChat, Generic[T]):
+    """A resource of a server, with the connections, keys and errors that it shares with its chat completions."""
 
-    resource = "embeddings"
-    path = "/embeddings"
-    expected_reply = "a list of embeddings"
-
-    async def ask(self, body: bytes, timeout_s: float, decode: Callable[[bytes], Embeddings]) -> Embeddings:
+    async def ask(self, body: bytes, timeout_s: float, decode: Callable[[bytes], T]) -> T:
         """Send a request once and return the decoded reply.
 
         Raises:
@@ -74,6 +72,14 @@ class _EmbeddingsEndpoint(OpenAIChat):
             return decode(data)
         except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
+
+
+class _EmbeddingsEndpoint(JSONEndpoint[Embeddings]):
+    """The `/embeddings` of a server."""
+
+    resource = "embeddings"
+    path = "/embeddings"
+    expected_reply = "a list of embeddings"
 
 
 _EmbeddingsEndpoint.__name__ = "OpenAIEmbedder"  # errors name the class that their reader has called
