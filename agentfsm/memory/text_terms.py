@@ -139,7 +139,6 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(_ASCII_WORD.findall(text.lower()) if text.isascii() else _iter_terms(text))
 
 
-@lru_cache(256)
 def normalise(text: str) -> str:
     """Return a text in which the ways to write a word are one.
 
