@@ -56,7 +56,7 @@ PATIENCE_S: Final = 30.0
 COUNTED_ITEMS: Final = 500
 # Items that a rebuild of the text index reads at once.
 REBUILT_ITEMS: Final = 1_000
-_INDEX_OF_PROFILES: Final = "CREATE INDEX items_importance ON items (owner, kind, importance)"
+_INDEX_OF_PROFILES: Final = "CREATE INDEX IF NOT EXISTS items_importance ON items (owner, kind, importance)"
 # The terms are words already: the tokenizer `ascii` splits them at the spaces and leaves them as they are.
 _TEXT_TABLES: Final = (
     """CREATE VIRTUAL TABLE items_text USING fts5 (

@@ -30,7 +30,7 @@ class Lengths(Reranker):
 async def memory(tmp_path):
     memory = Memory(tmp_path / "memory.db", reranker=Lengths())
     ann = memory.for_(user="ann")
-    for text in ("Ann likes green tea and green tea", "Ann likes green tea, and her sister does not", "tea"):
+    for text in ("Ann likes green tea and green tea", "Ann likes green tea, and her sister does not", "any tea"):
         await ann.remember(text)
     yield memory
     await memory.aclose()
