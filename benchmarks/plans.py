@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import attrs
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Purpose, tool
 from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.planning import Planner
 from agentfsm.ports import ProposedCall, Reply, Request
@@ -79,9 +79,9 @@ class Counted:
 
     def reply(self, request: Request) -> Reply:
         """Answer a request as a capable model would."""
-        if "You plan the work" in request.instructions:
+        if request.purpose is Purpose.PLAN:
             answer = Reply(text=self.task.plan())
-        elif "Answer the question from the results" in request.instructions or not request.tools:
+        elif request.purpose is Purpose.PLAN_QUESTION or not request.tools:
             answer = Reply(text=ANSWER)
         else:
             size = 0 if "[Plan] Results" in str(request.messages[-1]) else next(self.turns, 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Purpose, tool
 from agentfsm.core import events as e
 from agentfsm.patterns import Ask, IntentRouter, Route, plan_and_execute, reflect_until
 from agentfsm.ports import Request
@@ -59,9 +59,9 @@ def pick(route: str, confidence: float, reasoning: str = "It fits.", question: s
 
 def large(request: Request) -> str:
     """Plan, and answer the questions of plans."""
-    if not request.instructions.startswith("You plan"):
+    if request.purpose is not Purpose.PLAN:
         return "Rome"
-    work = json.loads(request.messages[0].text)
+    work = json.loads(request.messages[-1].text)
     if not work["results"]:
         cities = [{"id": at, "tool": "price", "arguments": {"city": city}} for at, city in enumerate(PRICES, 1)]
         return json.dumps({"steps": [*cities, {"id": 3, "question": "Which is cheaper?", "after": [1, 2]}]})
@@ -81,8 +81,8 @@ def middle(request: Request) -> Line | str:
 
 def other(request: Request) -> str:
     """Review an answer: a journey has to be booked."""
-    work = json.loads(request.messages[0].text)
-    is_done = "booked" in work["answer"]
+    work, answer = json.loads(request.messages[-1].text), request.messages[-3].text  # between them, the task
+    is_done = "booked" in answer
     score = {"score": 5 if is_done else 2, "reason": "" if is_done else "nothing is booked"}
     said: dict[str, Any] = {"evaluation": dict.fromkeys(("completeness", "correctness", "format"), score)}
     action = "retry_step" if "whichever" in work["request"] else "replan"

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import anyio
 import attrs
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Purpose, tool
 from agentfsm.planning import Plan, Planner
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.stores import SQLiteStore
@@ -57,9 +57,9 @@ async def book(city: str) -> str:
 
 def scripted(request: Request) -> Reply:
     """Play a model that plans, answers questions, and sums up."""
-    if "You plan the work" in request.instructions:
+    if request.purpose is Purpose.PLAN:
         return Reply(text=json.dumps(PLAN))
-    asked = json.loads(request.messages[-1].text) if request.instructions.startswith("Answer the question") else {}
+    asked = json.loads(request.messages[-1].text) if request.purpose is Purpose.PLAN_QUESTION else {}
     return Reply(text=ANSWERS.get(asked.get("question", ""), "Rome is 17 degrees warmer, and your journey is booked."))
 
 

@@ -63,11 +63,12 @@ def _planner(body: dict[str, object]) -> Line:
     """Play the model of the page about plans: plan, answer the questions, then answer the user."""
     messages = body["messages"]
     assert isinstance(messages, list)
-    if messages[0]["content"].startswith("You plan"):
+    task = messages[-2]["content"] if len(messages) > 1 else ""
+    if "You plan" in task:
         cities = [{"id": n, "tool": "weather", "arguments": {"city": city}} for n, city in [(1, "Oslo"), (2, "Rome")]]
         questions = [{"id": 3, "question": "Warmer?", "after": [1, 2]}, {"id": 4, "question": "Pack?", "after": [3]}]
         return say(json.dumps({"steps": [*cities, *questions]}))
-    if messages[0]["role"] == "system":
+    if "question of a plan" in task:
         return say("Rome" if "Warmer?" in messages[-1]["content"] else "A hat")
     assert "celsius" in messages[-1]["content"]
     return say("Rome is warmer. Pack a hat.")
@@ -77,7 +78,8 @@ def _hybrid(body: dict[str, object]) -> Line:
     """Play the model that plans a goal and a call, works on the goal, and answers the user."""
     messages = body["messages"]
     assert isinstance(messages, list)
-    if messages[0]["content"].startswith("You plan"):
+    task = messages[-2]["content"] if len(messages) > 1 else ""
+    if "You plan" in task:
         goal = {"id": 1, "goal": "Find the cheapest hotel; answer with its name only.", "tools": ["search"]}
         booking = {"id": 2, "tool": "book", "arguments": {"hotel": {"$step": 1}}, "after": [1]}
         return say(json.dumps({"steps": [goal, booking]}))

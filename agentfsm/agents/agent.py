@@ -66,10 +66,10 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         model: A `Model`, or a string such as "openai:gpt-5.4-mini".
         tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
             such as `WebSearch()`; or a registry, which is then shared.
-        instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that
+        instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function, plain or async, that
             returns text; empty for none.
-        reminder: Note at the end of each request: text, a prompt, or a function of the run that returns text; empty for
-            none.
+        reminder: Note at the end of each request: text, a prompt, or a function, plain or async, that returns text;
+            empty for none.
         permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
         selector: Selector of the tools that a request offers to the model, if there are many.
         name: Name of the agent.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from os import urandom
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, cast
@@ -105,11 +104,12 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
             goal = subagent.make_goal_tool(cast("RunnableAgent", agent), agent.tools, agent.planner)
             engine_tools[goal.name] = goal
     answers = _build_answers(agent)
-    is_plain = type(agent.instructions) is str
+    resolve_instructions, resolve_deferred = extras.read_instructions(agent.instructions)
     engine = EngineConfig(
         model=agent.model,
         instructions=join_instructions(agent.instructions if isinstance(agent.instructions, str) else "", answers),
-        resolve_instructions=None if is_plain else partial(extras.resolve_instructions, agent.instructions),
+        resolve_instructions=resolve_instructions,
+        resolve_deferred=resolve_deferred,
         registry=agent.tools,
         permissions=agent.permissions,
         selector=agent.selector,
@@ -117,7 +117,7 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
         settings=agent.settings,
         output_spec=answers,
         judge=agent.reflector,
-        reminder=partial(extras.resolve_reminder, agent.reminder) if agent.reminder else None,
+        reminder=extras.read_reminder(agent.reminder),
         planner=agent.planner,
         memory=agent.memory,
         guards=agent.guards,
@@ -179,15 +179,18 @@ class AgentFields(Generic[A_co]):
     """
 
     instructions: Instructions = ""
-    """System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that returns text; empty
-    for none. A prompt and a function are resolved once, at `start`, and the run records the text with the versions of
-    its prompts. So a version that is activated later does not change runs in flight.
+    """System prompt: text, a prompt of `agentfsm.prompts`, or a function, plain or async, that returns text; empty for
+    none. The function takes the run's header, or a RunContext with the `deps`, or first the context and then the
+    header. A prompt and a function are resolved once, and the run records the text with the versions of its prompts. So
+    a version that is activated later does not change runs in flight. `start` resolves what needs neither an event loop
+    nor the context; anything else is resolved right before the run is created in the store.
     """
 
     reminder: Reminder = ""
-    """Note at the end of each request: text, a prompt, or a function of the run that returns text; empty for none. It
-    holds rules for this turn, and the function is asked once in a turn. It is not part of the history, so the
-    rest of the request stays the same, and caches of providers hold. The journal records each change of it.
+    """Note at the end of each request: text, a prompt, or a function, plain or async, that returns text; empty for
+    none. The function takes the run, or a RunContext with the `deps`, or first the context and then the run. It holds
+    rules for this turn, and is asked once in a turn, and again after steps of a plan. It is not part of the history, so
+    the rest of the request stays the same, and caches of providers hold. The journal records each change of it.
     """
 
     permissions: Permissions | None = None

@@ -236,11 +236,15 @@ class AgentStarts(AgentFields[A_co]):
         header = config.resolve_instructions(header)
         return attrs.evolve(header, fingerprint=config.for_run(header).fingerprint)
 
-    async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Unpack[StartOptions]) -> Run[A_co]:
+    async def submit(
+        self, prompt_or_run: Prompt | Run[A_co], *, deps: Any = None, **start: Unpack[StartOptions]
+    ) -> Run[A_co]:
         """Create a run in the store for a worker to execute. The run is durable when this returns.
 
         Args:
             prompt_or_run: The task, or a run that `start` returned.
+            deps: Object for the function of `instructions`, if it takes the RunContext; never stored. Tools receive the
+                one of the worker.
             **start: As in `start`. A second call with the same id and prompt returns the run of the first call.
 
         Raises:
@@ -249,6 +253,7 @@ class AgentStarts(AgentFields[A_co]):
         """
         check_option_names("submit", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
+        run = await self.driver.record_instructions(run, deps)
         with suppress(LeaseHeldError):  # a worker executes it already
             _header, lease = await self.store.create(run.header, durability=self.durability)
             try:
@@ -269,6 +274,7 @@ class AgentStarts(AgentFields[A_co]):
         id: str | None = None,  # noqa: A002  the contract's name
         withhold: bool = False,
         by: str = "",
+        deps: Any = None,
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
 
@@ -288,6 +294,7 @@ class AgentStarts(AgentFields[A_co]):
             withhold: Whether calls of tools that are not read-only are refused, each with a result that shows the call.
                 Sub-agents run, and their calls are refused in the same way. Questions to people remain.
             by: Name of the person who makes the fork.
+            deps: Object for the function of `instructions`, if it takes the RunContext; never stored.
 
         Raises:
             RunNotFoundError: when the store has no such run.
@@ -334,6 +341,7 @@ class AgentStarts(AgentFields[A_co]):
             others = [source for source in header.labels if source.label not in passed]
             given = _list_label_sources(attrs.evolve(header, history=()), passed, {})
             header = attrs.evolve(header, labels=(*others, *given))
+        header = (await self.driver.record_instructions(begin_run(header, before), deps)).header
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if find_counted_tools(self.driver.config):
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.engine.driver import Driver
+    from agentfsm.engine.execution.config import DeferredInstructions
     from agentfsm.engine.execution.execution import ExecutionOptions
     from agentfsm.ports.model import Model
+    from agentfsm.tools.run_context import RunContext
 
 
 def resolve_model(model: Model | str) -> Model:
@@ -23,16 +25,34 @@ def resolve_model(model: Model | str) -> Model:
     return found
 
 
-def resolve_instructions(instructions: object, header: Header) -> Header:
-    """Return the header with the text of instructions that are a prompt or a function."""
-    found: Header = import_module("agentfsm.prompts.resolution").resolve_instructions(instructions, header)
-    return found
+def read_instructions(given: object) -> tuple[Callable[[Header], Header] | None, DeferredInstructions | None]:
+    """Return the function that adds instructions to the header of a run at its start, or else the one that does later.
+
+    Functions that are async or take the context are asked later.
+    """
+    if type(given) is str:
+        return None, None
+    resolution = import_module("agentfsm.prompts.resolution")
+    source = resolution.find_source("instructions", given)
+
+    def resolve(header: Header) -> Header:
+        found: Header = resolution.set_instructions(header, source.read(header))
+        return found
+
+    async def resolve_later(header: Header, context: RunContext[Any]) -> Header:
+        found: Header = resolution.set_instructions(header, await source.read_with(header, context))
+        return found
+
+    return (None, resolve_later) if source.is_deferred else (resolve, None)
 
 
-def resolve_reminder(reminder: object, run: Run[Any]) -> str:
-    """Return the text of a reminder that is a prompt or a function."""
-    text: str = import_module("agentfsm.prompts.resolution").resolve_reminder(reminder, run)
-    return text
+def read_reminder(given: object) -> Callable[[Run[Any], RunContext[Any]], Awaitable[str]] | None:
+    """Return the function that returns the reminder for a run; None if there is none."""
+    if given == "":
+        return None
+    read: Callable[[Run[Any], RunContext[Any]], Awaitable[str]]
+    read = import_module("agentfsm.prompts.resolution").find_source("reminder", given).read_with
+    return read
 
 
 def build_mcp_service(agent: RunnableAgent, **options: Any) -> Any:

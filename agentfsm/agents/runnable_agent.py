@@ -95,6 +95,7 @@ class RunnableAgent(Protocol):
         id: str | None = None,  # noqa: A002
         session: str | None = None,
         labels: Iterable[str] = (),
+        deps: Any = None,
     ) -> Run[Any]:
         """Create a run in the store, for a worker to execute."""
         ...

@@ -54,13 +54,13 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         fits=lambda value: (
             not isinstance(value, type) and (isinstance(value, str) or callable(value) or hasattr(value, "current"))
         ),
-        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run's header",
+        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the header or a RunContext",
     ),
     "reminder": ValueRule(
         fits=lambda value: (
             not isinstance(value, type) and (isinstance(value, str) or callable(value) or hasattr(value, "current"))
         ),
-        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run",
+        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run or a RunContext",
     ),
     "permissions": require_type(
         Permissions, NoneType, wanted="Permissions(...), for example Permissions(level='write')"

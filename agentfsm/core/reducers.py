@@ -284,7 +284,7 @@ def _reduce_plan_dropped(run: RunFields, event: e.PlanDropped) -> Changes:
 
 def _reduce_steps_ready(run: RunFields, event: e.StepsReady) -> Changes:
     entries = tuple([OpenCall(call=call) for call in event.calls])
-    return {"open": run.open + entries, "usage": run.usage + event.usage}
+    return {"open": run.open + entries, "usage": run.usage + event.usage, "reminded_turn": -1}  # results may change it
 
 
 def _reduce_guarded(run: RunFields, event: e.Guarded) -> Changes:

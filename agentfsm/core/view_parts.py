@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import attrs
 
 from agentfsm.core.labels import Label
+from agentfsm.core.messages import Message, MessageOrigin, UserMessage
 from agentfsm.core.value import Value
 
 
@@ -39,6 +41,14 @@ class ViewSource(StrEnum):
 
     NOTE = "note"
     """The note at the end: notes and steps that a compaction hides, and the reminder."""
+
+
+def find_source(message: Message) -> ViewSource:
+    """Return the source of a message."""
+    return _SOURCES.get(message.origin, ViewSource.HISTORY) if isinstance(message, UserMessage) else ViewSource.HISTORY
+
+
+_SOURCES: Final = {MessageOrigin.MEMORY: ViewSource.MEMORY, MessageOrigin.PLAN: ViewSource.PLAN}
 
 
 @attrs.frozen(kw_only=True)

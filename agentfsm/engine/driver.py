@@ -28,6 +28,7 @@ from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.execution.tool_access import build_run_context
 from agentfsm.engine.execution.unattended import apply_stop_requests
 from agentfsm.engine.program_check import check_program, select_names
 from agentfsm.engine.step import run_steps
@@ -84,8 +85,9 @@ class Driver(Generic[A_co]):
         """
         throttle = options.throttle or await StepThrottle.enter()
         is_stored = isinstance(run, str)
-        if not is_stored:
+        if isinstance(run, Run):
             self.check_price()
+            run = await self.record_instructions(run, options.deps)
         engine = self.config
         if engine.registry.sources:
             await engine.registry.refresh()
@@ -94,12 +96,15 @@ class Driver(Generic[A_co]):
         del run  # the journal has the latest state; this one would occupy 900 bytes until the end
         journal.run = self.attach_decoder(journal.run)
         try:
+            if journal.run.header.instructions is None and engine.resolve_deferred is not None:
+                context = build_run_context(journal.run, options.deps)  # another version of the agent has started it
+                engine = engine.for_run(await engine.resolve_deferred(journal.run.header, context))
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
                 await check_program(self.config, self.store, journal.run, options.renamed)
                 names = select_names(self.config, journal.run, options.renamed) if options.renamed else {}
-                self._record_resumption(journal, resume=options.resume, renamed=names)
+                self._record_resumption(engine, journal, resume=options.resume, renamed=names)
             drive = build_execution(engine, journal, self._take_ledger(journal.run), options)
             steps, claim = run_steps(drive, throttle), drive.answer_claim
             await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))
@@ -218,6 +223,15 @@ class Driver(Generic[A_co]):
                 "give the model a price, or limit tokens instead",
             )
 
+    async def record_instructions(self, run: Run[Any], deps: object) -> Run[Any]:
+        """Return a run that is not in the store yet with its instructions, if they are known only now."""
+        resolve = self.config.resolve_deferred
+        if resolve is None or run.version or run.header.instructions is not None:
+            return run
+        header = await resolve(run.header, build_run_context(run, deps))
+        header = attrs.evolve(header, fingerprint=self.config.for_run(header).fingerprint)
+        return attrs.evolve(run, header=header)
+
     def _refresh_fingerprint(self, run: Run[Any] | str) -> Run[Any] | str:
         """Update the fingerprint of a run that has not begun: tools may have been added since it was created."""
         if isinstance(run, str) or run.version:
@@ -227,10 +241,12 @@ class Driver(Generic[A_co]):
             return run
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
-    def _record_resumption(self, journal: Journal, *, resume: bool, renamed: Mapping[str, str]) -> None:
+    def _record_resumption(
+        self, engine: EngineConfig, journal: Journal, *, resume: bool, renamed: Mapping[str, str]
+    ) -> None:
         """Record the end of a pause, a change of the agent, or new names of tools."""
         run = journal.run
-        fingerprint = self.config.for_run(run.header).fingerprint
+        fingerprint = engine.for_run(run.header).fingerprint
         before = run.fingerprint or run.header.fingerprint
         if run.header.parent is not None:  # its seconds are those that its call has left, so they always differ
             before = attrs.evolve(before, config=fingerprint.config)

@@ -165,10 +165,7 @@ def build_line(execution: Execution) -> Line:
         each is not None for each in (config.answer_cache, config.output_spec, config.judge)
     )
     filters_texts = any(guard.filters_texts() for guard in config.guards)
-    before_last_answer = _used(
-        (reminder.remind, has_reminder),
-        (window.make_room, True),
-    )
+    remind, make_room = (reminder.remind, has_reminder), (window.make_room, True)
     on_result = (
         (cost.add_child, True),
         (cost.bill, True),
@@ -186,11 +183,12 @@ def build_line(execution: Execution) -> Line:
             (answer_cache.repeat_answer, has_cache),
             (tool_selection.refresh_tools, config.registry.sources),
             (recall.recall, config.memory is not None),
+            remind,
             (plans.advance_plan, has_plans),
             (tool_selection.select_tools, True),
-        )
-        + before_last_answer,
-        before_last_answer=before_last_answer,
+            make_room,
+        ),
+        before_last_answer=_used(remind, make_room),
         on_request_error=_used((window.make_room_after_refusal, True)),
         on_reply=_used(
             (answer_cache.note_refusal, has_cache),

@@ -100,12 +100,12 @@ class Flow(Agent[Any]):
         return await super().run(self._plan.write_inputs(prompt), deps=deps, elicit=elicit, **start)
 
     async def submit(
-        self, prompt_or_run: Prompt | Mapping[str, Any] | Run[Any], **start: Unpack[StartOptions]
+        self, prompt_or_run: Prompt | Mapping[str, Any] | Run[Any], *, deps: Any = None, **start: Unpack[StartOptions]
     ) -> Run[Any]:
         """Create a run in the store for a worker to execute. See `start` and `Agent.submit`."""
         if isinstance(prompt_or_run, Mapping):
             prompt_or_run = self._plan.write_inputs(prompt_or_run)
-        return await super().submit(prompt_or_run, **start)
+        return await super().submit(prompt_or_run, deps=deps, **start)
 
     def as_step(
         self,

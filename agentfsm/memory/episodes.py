@@ -25,6 +25,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.value import Value
+from agentfsm.core.view_parts import ViewSource, find_source
 from agentfsm.memory.equal_items import EQUAL_SLOT, confirm, name_slot, normalise_text
 from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
@@ -44,6 +45,15 @@ MAX_FACTS: Final = 10
 # derived.
 PLACES: Final = 16
 MAX_LESSONS: Final = 5
+# What an extraction leaves out of the view of the run that it reads, and why. Its request has all else: messages, in
+# which the calls stand. Earlier runs of a session are learned from by themselves.
+_UNTAUGHT: Final = "it says how the agent works, not what was learned, and the journal need not have it"
+LEAVES_OUT: Final[Mapping[ViewSource, str]] = {
+    ViewSource.MEMORY: "it would be learned a second time",
+    ViewSource.PROFILE: "it would be learned a second time",
+    ViewSource.NOTE: "it holds for a turn, or repeats messages",
+    **dict.fromkeys((ViewSource.TOOLS, ViewSource.AGENT, ViewSource.TOOL_SOURCES, ViewSource.GUARDS), _UNTAUGHT),
+}
 MAX_DECISIONS: Final = 5
 # Tokens of a task, an approach, a decision, a lesson or a fact that an item keeps; some 100 words.
 MAX_TEXT_TOKENS: Final = 170
@@ -156,7 +166,8 @@ def describe_run(run: Run[Any], known: Sequence[MemoryItem] = ()) -> str:
         run: The run, which is over.
         known: Items of the memory on its subjects, numbered from 1 in the record.
     """
-    lines = [_describe_message(message) for message in run.messages[run.own_start :]]
+    messages = [message for message in run.messages[run.own_start :] if find_source(message) not in LEAVES_OUT]
+    lines = [_describe_message(message) for message in messages]
     lines += [f"end: {_name_end(run) or 'the task was finished'}"]
     text = _shorten("\n".join(line for line in lines if line), MAX_TRANSCRIPT_TOKENS)
     items = [f"{number}. {item.kind.value}: {write_item_text(item.text)}" for number, item in enumerate(known, 1)]
@@ -169,8 +180,6 @@ def _join_lines(lines: Sequence[str]) -> str:
 
 def _describe_message(message: object) -> str:
     match message:
-        case UserMessage(origin=MessageOrigin.MEMORY):
-            return ""  # it would be learned a second time
         case UserMessage(origin=MessageOrigin.PLAN):
             return f"results of a plan: {_shorten_line(message.text, MAX_TURN_TOKENS)}"
         case UserMessage():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
@@ -64,7 +65,8 @@ class Scorer(Protocol):
 
 SelectorAsk: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
 """Function that asks the agent's own model without tools. It takes instructions and a question, and returns the answer
-and its usage. Raises ModelError.
+and its usage. The model is also shown the instructions, messages, recalled items and the reminder of the run. Raises
+ModelError.
 """
 
 
@@ -119,7 +121,8 @@ _WORD: Final = re.compile(r"[^\W_]+")
 
 JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
 """Function that asks the judge's model. It takes instructions, a question and the JSON Schema of the answer, and
-returns the text of the answer. Raises ModelError.
+returns the text of the answer. Before them, the model is shown the run as the agent's own model is: instructions,
+messages with the results of tools, recalled items, the reminder, a line about each tool. Raises ModelError.
 """
 
 
@@ -151,7 +154,7 @@ class Judge(Protocol):
 
 PlanAsk: TypeAlias = Callable[[str, str], Awaitable[str]]
 """Function that asks the planner's model. It takes instructions and a question, and returns the text of the answer.
-Raises ModelError.
+Before them, the model is shown the run as the agent's own model is, but for the tools. Raises ModelError.
 """
 
 
@@ -197,6 +200,12 @@ class PlanMaker(Protocol):
 
     model: Model | None = None
     """The model that `ask` and the questions of plans use; None for the agent's own model."""
+
+    instructions: str = ""
+    """Rules for plans, beside the instructions of the agent."""
+
+    examples: Mapping[str, Plan] = MappingProxyType({})
+    """Good plans by the request that they are for."""
 
     answer_tokens: int = 2_000
     """Maximum tokens of that model's answer. Default 2,000."""

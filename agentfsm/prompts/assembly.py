@@ -95,12 +95,10 @@ class ShortenedLayer(Value):
     """Tokens after."""
 
 
-@attrs.frozen(kw_only=True)
-class AssembledPrompt(Value):
-    """A prompt made of layers."""
+class AssembledPrompt(RenderedPrompt):
+    """Text made of layers, which knows the versions of its prompts: `Agent(instructions=assemble(...))`."""
 
-    text: RenderedPrompt
-    """The text, with the versions of its prompts."""
+    __slots__ = ("shortened", "tokens")
 
     tokens: int
     """Tokens of the text, at most the budget."""
@@ -168,15 +166,16 @@ def assemble(layers: Iterable[Layer], budget: int, count: CountTokens | None = N
     if tokens > budget:
         raise MisuseError(_describe_excess(left, tokens, budget, count))
     sizes = [(layer, count(layer.block), count(_join([after]))) for layer, after in zip(given, left, strict=True)]
-    return AssembledPrompt(
-        text=RenderedPrompt(_join(left), [source for layer in left for source in layer.sources]),
-        tokens=tokens,
-        shortened=tuple(
+    made = AssembledPrompt(_join(left), [source for layer in left for source in layer.sources])
+    made.tokens = tokens
+    made.shortened = tuple(
+        [
             ShortenedLayer(title=_name(layer), before=before, after=after)
             for layer, before, after in sizes
             if after < before
-        ),
+        ]
     )
+    return made
 
 
 def _join(layers: Iterable[Layer]) -> str:

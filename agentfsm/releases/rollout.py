@@ -279,14 +279,14 @@ class Rollout:
         agent, options = await self._choose_for(start)
         return await agent.run(prompt, deps=deps, elicit=elicit, **options)
 
-    async def submit(self, prompt: Prompt, **start: Unpack[StartOptions]) -> Run[Any]:
+    async def submit(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[Any]:
         """Create a run of the arm of its user in the store, for a worker to execute. See `Agent.submit`.
 
         Raises:
             MisuseError: if this process does not have the release of the arm.
         """
         agent, options = await self._choose_for(start)
-        return await agent.submit(prompt, **options)
+        return await agent.submit(prompt, deps=deps, **options)
 
     async def resume(self, run_id: str, **options: Any) -> Run[Any]:
         """Continue a run with the release that it was begun with. See `Agent.resume`, which has the options.

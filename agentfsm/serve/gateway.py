@@ -319,7 +319,8 @@ class Gateway:
         if self._asks_four_eyes(caller):
             await end_allowances(self.runs.store, run.header)
         async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
-            stored = (await chosen.submit(run)).header
+            needs_deps = chosen.driver.config.resolve_deferred is not None
+            stored = (await chosen.submit(run, deps=await self.resolve_deps(run) if needs_deps else None)).header
         if stored.agent != chosen.name:  # another request was faster
             raise _taken_key_error()
         return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import Parameter, Signature
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm import Agent, Limits, Permissions, RunContext, Settings, tool
+from agentfsm.core.messages import Message
 from agentfsm.flow import Flow, Step, agent_step, each, step, until
 from agentfsm.guards import Guard, ask, refuse
 from agentfsm.planning import Planner
@@ -220,12 +221,16 @@ def build(program: Program, world: World, store: Any = None) -> Agent[Any]:
 
 def _reply(program: Program, world: World, request: Request) -> Line:
     """Ask for what was never asked for and is not told as done, one or two calls at once; then answer."""
-    told = " ".join(message.text for message in request.messages)
-    calls = [each.name for message in request.messages for each in getattr(message, "calls", ())]
-    wanted = _untold(program, world, " ".join([told, *calls]))
+    wanted = _untold(program, world, _tell(request.messages))
     if not wanted:
         return say(f"{program.id}:answer")
     return say("", *[call(unit.name, **_arguments(unit)) for unit in wanted[: 1 + len(program.id) % 2]])
+
+
+def _tell(messages: Sequence[Message]) -> str:
+    """Return the texts of messages, with the names of the calls."""
+    calls = [each.name for message in messages for each in getattr(message, "calls", ())]
+    return " ".join([*[message.text for message in messages], *calls])
 
 
 def _untold(program: Program, world: World, told: str) -> list[Unit]:
@@ -239,15 +244,20 @@ def _arguments(unit: Unit) -> dict[str, Any]:
     return {unit.parameter: 1} if unit.body == "function" else {"query": "go"}
 
 
+# Before the results in the question to a planner.
+_RESULTS: Final = '"results": '
+
+
 def _build_planner(program: Program, world: World) -> Planner:
     """Return a planner that plans what it is not shown as done."""
 
     def plan(request: Request) -> Line:
-        told = " ".join(message.text for message in request.messages)
-        first = re.search(r'"id": (\d+)', f"{request.instructions} {told}")
-        work = told.partition('"tools": ')[0] + told.partition('"results": ')[2]
-        has_failed = "A plan was made before" in str(request.instructions)  # then the agent itself sees what to do
-        wanted = [] if has_failed else _untold(program, world, work)
+        *history, task, question = request.messages
+        first = re.search(r'"id": (\d+)', task.text)
+        has_failed = "A plan was made before" in task.text  # then the agent itself sees what to do
+        wanted = (
+            [] if has_failed else _untold(program, world, f"{_tell(history)} {question.text.partition(_RESULTS)[2]}")
+        )
         steps = [
             {"id": number, "tool": unit.name, "arguments": _arguments(unit)}
             for number, unit in enumerate(wanted, int(first[1]) if first else 1)

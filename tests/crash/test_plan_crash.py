@@ -48,10 +48,11 @@ class PlanningModel(Model):
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Return the plan if one is wanted, the calls of a goal, and else always the same answer."""
         await checkpoint()
-        if "You plan" in request.instructions:
-            return Reply(
-                text=json.dumps({"steps": GOAL_STEPS if "with these tools only" in request.instructions else STEPS})
-            )
+        task = "".join([message.text for message in request.messages[-2:-1]])
+        if "You plan" in task:
+            return Reply(text=json.dumps({"steps": GOAL_STEPS if "with these tools only" in task else STEPS}))
+        if "Answer the question of a plan" in task:
+            return Reply(text="answer")
         turn = len(request.messages) // 2
         if request.messages[0].text.startswith("Pay twice.") and turn < 2:
             whom = ("first", "second")[turn]

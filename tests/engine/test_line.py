@@ -98,9 +98,9 @@ def test_the_order_of_all_features():
     assert found["before_request"] == [
         "limits",
         "answer_cache",
+        "reminder",
         "plans",
         "tool_selection",
-        "reminder",
         "window",
     ]
     assert found["open_calls"] == ["limits", "guards", "approvals"]

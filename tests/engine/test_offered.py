@@ -84,14 +84,14 @@ async def test_among_25_the_words_of_the_task_choose(store):
 async def test_among_60_the_model_names_what_it_wants_to_see(store):
     """One line about each, no tools and no calls; what it named is offered, and what that cost is in the usage."""
     model = ScriptedModel(
-        say('["find_torch", "find_weather"]', expect=lambda r: not r.tools and "find_kiln" in r.instructions),
+        say('["find_torch", "find_weather"]', expect=lambda r: not r.tools and "find_kiln" in r.messages[-2].text),
         say("", call("find_torch")),
         "done",
     )
     agent = Agent(model, tools=made(60), store=store, settings=Settings(tool_choice="auto", temperature=0.5))
     run = await agent.run("bring light")
     assert told(agent) == [[], ["find_weather", "find_torch"], ["find_weather", "find_torch"]]
-    assert "bring light" in model.requests[0].messages[0].text
+    assert "bring light" in model.requests[0].messages[-1].text
     assert (model.requests[0].settings.temperature, model.requests[0].settings.tool_choice) == (0.5, None)
     (choice,) = await choices(agent, run.id)
     assert (choice.how, choice.usage.tokens) == ("two_stage", 15)
@@ -118,8 +118,9 @@ async def test_a_choice_holds_until_input_comes(store):
     await agent.send(run.id, "now bring it to a point")
     run = await agent.finish(run)
     assert told(agent) == [[], ["find_torch"], ["find_torch"], [], ["find_lens", "find_torch"]]
-    assert "bring light" in model.requests[3].messages[0].text
-    assert "now bring it to a point" in model.requests[3].messages[0].text
+    assert "bring light" in model.requests[3].messages[-1].text
+    assert model.requests[3].messages[0].text == "bring light"
+    assert "now bring it to a point" in model.requests[3].messages[-1].text
     assert len(await choices(agent, run.id)) == 2
     await sound(agent, run)
 
@@ -267,7 +268,7 @@ async def test_a_choice_without_a_bill_is_estimated_like_any_reply(store):
     agent = Agent(model, tools=made(60), store=store)
     run = await agent.run("go")
     (choice,) = await choices(agent, run.id)
-    asked = len(model.requests[0].instructions)
+    asked = len(model.requests[0].messages[-2].text)
     assert choice.usage.estimated
     assert asked / 5 < choice.usage.input_tokens < asked / 2
     await sound(agent, run)

@@ -106,7 +106,7 @@ async def test_two_tools_a_comparison_and_advice_take_two_requests_and_two_quest
     assert run.output == "Rome is warmer: pack a hat."
     assert desk.order[:2] == ["+Oslo", "+Rome"]
     assert run.turn == 1
-    assert agent.model.requests[1].messages[0].text == json.dumps(
+    assert agent.model.requests[1].messages[-1].text == json.dumps(
         {
             "question": "Which is warmer?",
             "results": {"1": {"city": "Oslo", "temp": 4}, "2": {"city": "Rome", "temp": 21}},
@@ -243,7 +243,7 @@ async def test_a_flawed_plan_is_sent_back_once_with_all_flaws(text, flaw):
     desk = Desk()
     agent = desk.agent(text, json.dumps(BOOK), "done")
     assert (await agent.run("go")).is_over
-    assert flaw in agent.model.requests[1].messages[0].text
+    assert flaw in agent.model.requests[1].messages[-1].text
     assert desk.booked == [("to Oslo", 4)]
 
 
@@ -364,7 +364,7 @@ async def test_only_permitted_tools_can_be_planned():
     agent = desk.agent(json.dumps(BOOK), json.dumps(BOOK), "no", permissions=Permissions(level="read"))
     run = await agent.run("go")
     assert run.output == "no"
-    assert "there is no tool 'book'" in agent.model.requests[1].messages[0].text
+    assert "there is no tool 'book'" in agent.model.requests[1].messages[-1].text
     assert not desk.booked
 
 
@@ -488,7 +488,7 @@ async def test_all_flaws_of_a_plan_are_named_at_once():
     ]
     agent = desk.agent(plan_of(*flawed), json.dumps(BOOK), "done", planner=Planner(max_steps=4))
     assert (await agent.run("go")).is_over
-    asked = agent.model.requests[1].messages[0].text
+    asked = agent.model.requests[1].messages[-1].text
     for flaw in ("5 steps", "no tool 'fly'", "city", "names 4", "refers to step 1", "used already", "either a tool"):
         assert flaw in asked
 

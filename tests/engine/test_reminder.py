@@ -8,12 +8,14 @@ from itertools import pairwise
 import anyio
 import attrs
 import pytest
+from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, MisuseError, tool
+from agentfsm import Agent, MisuseError, RunContext, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.models.anthropic import wire as anthropic
 from agentfsm.models.openai import chat_wire, responses_wire
+from agentfsm.planning import Planner
 from agentfsm.ports import Request
 from agentfsm.prompts import PromptTemplate
 from agentfsm.testing import ScriptedModel, call, say
@@ -199,3 +201,31 @@ async def test_a_run_of_many_turns_with_a_note_is_over_in_each_loop(anyio_backen
     agent = agent_with(lambda run: f"{run.turn}")
     with anyio.fail_after(60):
         assert (await agent.run("go")).output == "done"
+
+
+async def by_context(ctx: RunContext[list[str]], run) -> str:
+    """Return the next text of the dependencies."""
+    await checkpoint()
+    return f"{ctx.deps.pop(0)} {run.turn} {ctx.turn}"
+
+
+async def test_an_async_function_of_the_context_is_asked_once_a_turn(store):
+    """With the dependencies of the execution; the journal has what it returned."""
+    agent = Agent(ScriptedModel(say("", call("look")), "17."), tools=[look], reminder=by_context, store=store)
+    run = await agent.run("go", deps=["one", "two"])
+    assert [request.messages[-1].text for request in agent.model.requests] == ["one 0 1", "two 1 2"]
+    texts = [event.text for event in await agent.history(run.id) if isinstance(event, e.Reminded)]
+    assert texts == ["one 0 1", "two 1 2"]
+    assert (await agent.replay(run.id)).is_faithful
+
+
+async def test_the_steps_of_a_plan_may_change_the_note():
+    """The planner is shown it before the plan, and the model as it is after the steps."""
+    plan = '{"steps": [{"id": 1, "tool": "look", "arguments": {}}]}'
+    agent = Agent(
+        ScriptedModel(plan, "17."), tools=[look], planner=Planner(), reminder=lambda run: f"{len(run.calls)} calls made"
+    )
+    await agent.run("go")
+    planned, turn = agent.model.requests
+    assert planned.messages[-3].text == "0 calls made"
+    assert turn.messages[-1].text == "1 calls made"

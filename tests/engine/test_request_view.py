@@ -7,7 +7,7 @@ import pytest
 from agentfsm import Agent, tool
 from agentfsm.core.labels import Label
 from agentfsm.core.view_parts import ViewPart, ViewSource
-from agentfsm.engine.deciders import window
+from agentfsm.engine.deciders import recall, window
 from agentfsm.guards import exit_filter
 from agentfsm.memory import Memory
 from agentfsm.testing import ScriptedModel, call, say
@@ -35,7 +35,8 @@ def seen(monkeypatch):
         return view
 
     build_view = window.build_view
-    monkeypatch.setattr(window, "build_view", build)
+    for user in (recall, window):
+        monkeypatch.setattr(user, "build_view", build)
     return views
 
 

@@ -491,7 +491,7 @@ async def test_an_agent_has_1222_tools():
         assert (await agent.run("Read the thing 7")).output == "done"
     assert seen == ["https://api.example.org/r1044/a"]
     choice, *requests = model.requests
-    assert len(choice.instructions) < 42_000
+    assert len(choice.messages[-2].text) < 42_000
     assert [{each.name for each in request.tools} >= {"things7_read-thing", "find_tools"} for request in requests] == [
         True
     ] * 3

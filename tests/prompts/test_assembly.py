@@ -53,12 +53,12 @@ def test_many_assemblies():
             continue
         finally:
             expected += needed > budget
-        assert made.tokens == COUNT(made.text) <= budget, seed
+        assert made.tokens == COUNT(made) <= budget, seed
         place = 0
         for layer in fixed:
-            place = made.text.index(layer.block, place) + len(layer.block)
+            place = made.index(layer.block, place) + len(layer.block)
         assert seed % 50 or made == assemble(layers, budget), "a pure function"
-        whole = sum(layer.text in made.text for layer in layers)
+        whole = sum(layer.text in made for layer in layers)
         assert bool(made.shortened) or whole == len(layers)
         outcomes["shortened" if made.shortened else "fits"] += 1
     assert outcomes["fixed"] == expected
@@ -79,8 +79,8 @@ def test_the_budget_of_the_document():
     assert made.tokens <= 8_000
     assert {each.title for each in made.shortened} == {"Tools", "History"}
     assert all(each.after <= {"Tools": 1_500, "History": 3_000}[each.title] for each in made.shortened)
-    assert made.text.startswith(layers[2].text)
-    assert made.text.endswith(layers[0].text)
+    assert made.startswith(layers[2].text)
+    assert made.endswith(layers[0].text)
 
 
 def test_the_lowest_priority_is_shortened_first():
@@ -122,8 +122,8 @@ def test_a_function_shrinks():
 
     history = " ".join(f"turn{number}" for number in range(100))
     made = assemble([Layer(text=history, shrink=newest)], 150)
-    assert made.text.endswith("turn99")
-    assert "turn0 " not in made.text
+    assert made.endswith("turn99")
+    assert "turn0 " not in made
     assert asked
 
 
@@ -165,8 +165,8 @@ def test_each_prompt_takes_its_own_variables():
     """A shared one once; headings and versions are kept."""
     layers = compose({"Role": RULES, "Known": KNOWLEDGE}, customer="Ann", facts=[1], documents="x")
     made = assemble(layers, 1_000)
-    assert made.text.startswith("## Role\nYou help Ann.\n\n## Known\nFacts about Ann:")
-    assert made.text.sources == (RULES.reference, KNOWLEDGE.reference)
+    assert made.startswith("## Role\nYou help Ann.\n\n## Known\nFacts about Ann:")
+    assert made.sources == (RULES.reference, KNOWLEDGE.reference)
     with pytest.raises(MisuseError, match="unknown variables colour; known are customer, documents, facts"):
         compose({"Role": RULES, "Known": KNOWLEDGE}, customer="Ann", facts=[1], documents="x", colour="red")
     with pytest.raises(MisuseError, match="values are missing for documents"):
@@ -184,11 +184,11 @@ def test_shortening_a_prompt_keeps_its_literals_and_marks(budget):
     )
     made = assemble(layers, budget)
     assert made.tokens <= budget
-    assert "\nDocuments:\n(data from outside" in made.text
-    assert made.text.endswith("\nEnd of facts.")
-    end = made.text.splitlines()[-2]
+    assert "\nDocuments:\n(data from outside" in made
+    assert made.endswith("\nEnd of facts.")
+    end = made.splitlines()[-2]
     assert end.startswith("</data-")
-    assert f"<{end[2:]}" in made.text
+    assert f"<{end[2:]}" in made
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def note_refusal(execution: Execution, received: ReceivedReply) -> None:
 
 async def _find_repeatable(execution: Execution, claim: AnswerClaim) -> KeptAnswer | None:
     """Return the kept answer; None if there is none, or it may not be repeated any more and this run replaces it."""
-    key = hash_question(execution, claim.cache)
+    key = await hash_question(execution, claim.cache)
     while (kept := await claim.find(key)) is not None:
         if await _may_repeat(execution, claim, kept):
             return kept

@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import TextPart
+from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.view import build_view
 from agentfsm.ports.guards import describe_guard
 from agentfsm.ports.model import Model, identify_model, to_mutable_json
@@ -30,7 +31,7 @@ _BLANKS: Final = " \t\r\n"
 _CODE: Final = frozenset({"function", "bind", "to_namespace", "inner_agent", "start_rule"})
 
 
-def hash_question(execution: Execution, cache: AnswerCache) -> str:
+async def hash_question(execution: Execution, cache: AnswerCache) -> str:
     """Return the key of a run: runs with the same key may be given the same answer."""
     config, run = execution.config, execution.journal.run
     header, output = run.header, config.output_spec
@@ -55,7 +56,7 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
         "fingerprint": attrs.asdict(config.fingerprint),
         "model": identify_model(config.model),
         "instructions": config.own_instructions,
-        "reminder": "" if config.reminder is None else str(config.reminder(run)),
+        "reminder": "" if config.reminder is None else str(await config.reminder(run, build_context(execution))),
         "offered": offered,
         "tools": [_describe(tool) for tool in config.registry],
         "permissions": repr(config.permissions),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.streaming.watch import Outlet, RunTracer
+    from agentfsm.tools.run_context import RunContext
 
+# Returns the header of a run with instructions.
+DeferredInstructions: TypeAlias = "Callable[[Header, RunContext[Any]], Awaitable[Header]]"
 # Tokens left free for an answer, which all current models can write. A token budget with less caps the answer.
 ANSWER_TOKENS: Final = 4_096
 # Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
@@ -102,9 +105,13 @@ class EngineConfig(Value):
     """The engine's own tools for plans, by name. Models do not see them."""
 
     resolve_instructions: Callable[[Header], Header] | None = None
-    """Adds instructions to the header of a run, from a prompt or a function; None: `instructions` are those of all."""
+    """Adds instructions to the header of a run at its start, from a prompt or a function; None if that is not needed.
+    """
 
-    reminder: Callable[[Run], str] | None = None
+    resolve_deferred: DeferredInstructions | None = None
+    """The same before the run is created in the store, from an async function, or one that takes the context."""
+
+    reminder: Callable[[Run, RunContext[Any]], Awaitable[str]] | None = None
     """Returns the note at the end of the run's next request; None if there is none."""
 
     prompts: Mapping[str, str] = attrs.field(factory=dict)

@@ -80,9 +80,13 @@ def _needs_no_rule(execution: Execution, tool: Tool[..., Any]) -> bool:
 
 def build_context(execution: Execution) -> RunContext[Any]:
     """Build the tool context of the run, without the fields of a call."""
-    run = execution.journal.run
+    return build_run_context(execution.journal.run, execution.options.deps)
+
+
+def build_run_context(run: Run[Any], deps: object) -> RunContext[Any]:
+    """Build the context of a run that is not executed yet, or outside of its calls."""
     return RunContext(
-        deps=execution.options.deps,
+        deps=deps,
         run_id=run.id,
         turn=current_turn(run),
         user=run.header.user,

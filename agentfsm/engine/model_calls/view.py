@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.header import short_hash
-from agentfsm.core.messages import AssistantMessage, Message, MessageOrigin, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, Message, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.usage import Purpose
-from agentfsm.core.view_parts import FixedParts, ViewPart, ViewSource
+from agentfsm.core.view_parts import FixedParts, ViewPart, ViewSource, find_source
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.ports.model import Request, to_mutable_json
@@ -146,11 +146,11 @@ class View:
         given = tuple([label for label, source in run.labels.items() if not source.call_id])
         moving: list[ViewPart] = []
         for message in run.shown:
-            source = _SOURCES.get(message.origin, ViewSource.HISTORY) if isinstance(message, UserMessage) else None
-            source = ViewSource.PROFILE if message is run.profile else source
-            labels = message.labels if isinstance(message, ToolResult) else given if source else whole
+            is_given = isinstance(message, UserMessage)
+            labels = message.labels if isinstance(message, ToolResult) else given if is_given else whole
             text, tokens = read_text(message), count_message(message, counter)
-            moving.append(ViewPart(source=source or ViewSource.HISTORY, text=text, tokens=tokens, labels=labels))
+            source = ViewSource.PROFILE if message is run.profile else find_source(message)
+            moving.append(ViewPart(source=source, text=text, tokens=tokens, labels=labels))
         if self.note:
             tokens = counter.count(self.note) + MESSAGE_TOKENS
             moving.append(ViewPart(source=ViewSource.NOTE, text=self.note, tokens=tokens, labels=whole))
@@ -263,9 +263,6 @@ def build_view(execution: Execution) -> View:
     note = run.closing_note if run.cutoff else run.reminder  # without a compaction, nothing is hidden
     withheld = list_offered_tools(execution, before_limit=True) if run.limit_reached is not None and not tools else ()
     return View(execution, run, tools, withheld, config.resolve_settings(run), note, fixed)
-
-
-_SOURCES: Final = {MessageOrigin.MEMORY: ViewSource.MEMORY, MessageOrigin.PLAN: ViewSource.PLAN}
 
 
 def _has_thinking(settings: Settings) -> bool:
