@@ -512,7 +512,7 @@ def _answer(world: World, dice: random.Random) -> str:
 
 def _plan(request: Request, dice: random.Random) -> str:
     """Plan some steps, with references to earlier ones and now and then a flaw."""
-    world, instructions = here.get(), request.instructions
+    world, instructions = here.get(), "\n".join([each.text for each in request.messages[-2:]])
     first = int(instructions.partition("Number the steps from ")[2].partition(".")[0])
     if '{"keep": true}' in instructions and dice.random() < 0.6:
         return '{"keep": true}'
@@ -541,7 +541,7 @@ def _plan(request: Request, dice: random.Random) -> str:
 
 
 def _judge(request: Request, dice: random.Random) -> str:
-    if "Score each criterion" not in request.instructions:
+    if "Score each criterion" not in "\n".join([each.text for each in request.messages[-2:]]):
         said = {"correct": dice.random() < 0.7, "more_needed": dice.random() < 0.4, "next_step": "look again"}
         return json.dumps(said)
     names = ("completeness", "correctness", "format")

@@ -271,7 +271,7 @@ async def test_a_judgement_that_cannot_be_read_is_asked_for_again(words):
     """Twice nonsense is no judgement: a person is asked, and nothing is accepted unjudged."""
     agent, judge = judged(["a"], [words, judgement(GOOD)])
     assert (await agent.run("x")).output == "a"
-    assert "could not be read: the answer" in judge.requests[1].messages[0].text
+    assert "could not be read: the answer" in judge.requests[1].messages[-1].text
     agent, _ = judged(["a"], [words, words])
     run = await agent.run("x")
     assert run.is_waiting
@@ -285,7 +285,7 @@ async def test_a_judgement_is_found_among_other_objects():
     assert (await agent.run("x")).output == "a"
     agent, judge = judged(["a"], [f"It says {good}, but: {poor}", good])
     assert (await agent.run("x")).output == "a"
-    assert "two JSON objects that differ" in judge.requests[1].messages[0].text
+    assert "two JSON objects that differ" in judge.requests[1].messages[-1].text
 
 
 async def test_a_judge_that_is_down_is_told_of():
