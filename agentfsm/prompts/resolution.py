@@ -15,6 +15,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.run import Run
+from agentfsm.core.value import Value
 from agentfsm.prompts.template import PromptTemplate, RenderedPrompt
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
@@ -26,7 +27,7 @@ Reminder: TypeAlias = str | PromptTemplate | Callable[..., str] | Callable[..., 
 
 
 @attrs.frozen(kw_only=True)
-class TextSource:
+class TextSource(Value):
     """A text of an agent that a prompt or a function gives."""
 
     option: str

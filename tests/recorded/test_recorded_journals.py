@@ -83,6 +83,7 @@ UNREACHED = {
     "Failed for completed": "the reason of an answer",
     "Failed for stop_condition": "no agent here has stop_when=: tests/engine/test_stop_conditions.py",
     "LimitReached for stop_condition": "as above",
+    "a judge says replan": "no throw of these seeds: tests/reflection has it",
     "Recalled.profile": "the memory here has no profile: tests/memory/test_profile.py",
     "Failed for parked": "journals of format 3 and older",
     **{f"asked for a {each}": "no request to a model" for each in ("memory", "tool", "agent")},
