@@ -40,7 +40,7 @@ SHORT, LONG = 20, 40
 # | a turn with one call of a tool, the model's own included | 9,688 | 9,710 |
 # | a run without tools | 7,904 | 7,920 |
 # | each of 100 calls in one reply | 4,141 | 4,160 |
-# 190 of a turn are the key of the prompt cache, writes that are kept for an hour, waits, stop conditions and the profile.
+# 190 of a turn are the key of the prompt cache, writes kept for an hour, waits, stop conditions and the profile.
 OPCODES_PER_TURN = 9_710
 OPCODES_PER_RUN = 7_920
 OPCODES_PER_CALL = 4_160
