@@ -17,8 +17,8 @@ from agentfsm import TABLE, Agent, Found, JournalEvent, LeaseLostError, RunConte
 from agentfsm.core import events
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import VirtualClock, call, run_virtual, say
-from agentfsm.testing.models import FunctionModel, Line
+from agentfsm.testing import FunctionModel, VirtualClock, call, run_virtual, say
+from agentfsm.testing.models import Line
 
 DOCS = Path(__file__).parent.parent / "docs"
 # The colours of the studio: light, dark.

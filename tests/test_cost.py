@@ -19,15 +19,11 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, tool
-from agentfsm.core.messages import TextPart, ToolCall, UserMessage
-from agentfsm.core.usage import Usage
+from agentfsm import Agent, Limits, TextPart, ToolCall, ToolQueue, ToolRegistry, Usage, UserMessage, tool
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
-from agentfsm.tools.queue.scheduler import ToolQueue
-from agentfsm.tools.registry import ToolRegistry
 
 WIDE = Limits(turns=1_000, tokens=100_000_000, tool_calls=1_000)
 # Turns of two runs: their difference is the cost of turns alone.

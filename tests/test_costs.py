@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from agentfsm import Agent, Spend, tool
-from agentfsm.core.usage import Usage
-from agentfsm.models.prices import Price
+from agentfsm import Agent, Spend, Usage, tool
+from agentfsm.models import Price
 from agentfsm.stores import MemoryStore
-from agentfsm.telemetry.costs import count_growing_tokens, estimate, read_costs, read_spend
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.telemetry import estimate, read_costs, read_spend
+from agentfsm.telemetry.costs import count_growing_tokens
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import virtually
 
 # Document H, 4.2: the tokens of five turns, and what each costs to four digits.

@@ -16,10 +16,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import ModelRetry, Outcome, Run, RunContext, State
-from agentfsm.core.errors import ArgumentsError
-from agentfsm.core.messages import ToolResult
-from agentfsm.core.usage import Usage
+from agentfsm import ArgumentsError, ModelRetry, Outcome, Run, RunContext, State, ToolResult, Usage
 from agentfsm.engine.execution.cost import calculate_run_cost
 from tests.support.example_modules import example
 

@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 import attrs
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError, StoreError, tool
-from agentfsm.agents.runs import Runs
-from agentfsm.evals import Evaluation
-from agentfsm.evals.suite_files import add_case
+from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError, Runs, StoreError, tool
+from agentfsm.evals import Evaluation, add_case
 from agentfsm.memory import Memory, SQLiteIndex
 from agentfsm.prompts import Prompts
 from agentfsm.releases import RolloutControl

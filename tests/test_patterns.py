@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, MisuseError, RunError, tool
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import Agent, Limits, MisuseError, ModelUnavailableError, RunError, tool
 from agentfsm.patterns import (
     Ask,
     Calibration,

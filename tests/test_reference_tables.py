@@ -18,13 +18,17 @@ from agentfsm import (
     TABLE,
     Agent,
     AgentEventType,
+    AnswerCache,
     ErrorType,
     Limits,
+    MisuseError,
     PendingKind,
     Purpose,
+    Spend,
     State,
     StopReason,
     StreamEvent,
+    Tool,
     ToolEventType,
     Usage,
     context,
@@ -40,11 +44,7 @@ from agentfsm.cli.demo.scripted_model import DELAY_VARIABLE
 from agentfsm.cli.parser import build_parser
 from agentfsm.cli.session.chat_session import COMMANDS
 from agentfsm.core import errors, run
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.hosted_tools import HostedTool
-from agentfsm.core.limits import Spend
 from agentfsm.core.window_layers import MOVES, SHARES, Shares
-from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.step import HANDLERS
 from agentfsm.evals.evaluation_runner import Speed
 from agentfsm.flow.steps import Join
@@ -53,7 +53,7 @@ from agentfsm.journal.run_status import RunStatus
 from agentfsm.mcp.server.served_runs import ServedRuns
 from agentfsm.mcp.trust.config_variables import INPUT_PREFIX
 from agentfsm.memory import Memory
-from agentfsm.models import AdapterModel, adapter, provider_errors, wire
+from agentfsm.models import AdapterModel, HostedTool, adapter, provider_errors, wire
 from agentfsm.models.prices import find_list_cost_usd
 from agentfsm.ports import Durability, PlanMaker, model
 from agentfsm.readiness.checks import CHECKS
@@ -70,7 +70,7 @@ from agentfsm.stores.threaded.group_commit import TransactionBackend
 from agentfsm.stores.threaded.store import StoreBackend
 from agentfsm.telemetry.alerts import ALERTS
 from agentfsm.testing import ScriptedModel
-from agentfsm.tools.tool import _OPTION_RULES, Tool, ToolOptions, UnknownOutcomePolicy
+from agentfsm.tools.tool import _OPTION_RULES, ToolOptions, UnknownOutcomePolicy
 from tests.support.doc_tables import read_names, read_table
 
 ROOT = Path(__file__).parents[1]

@@ -13,16 +13,16 @@ import pytest
 
 from agentfsm import MisuseError
 from agentfsm._lib.shared_files import change_file, open_log
-from agentfsm.evals import Evaluation, add_case, load_suite
-from agentfsm.evals.release_gate import GateDecision, append_history, load_history
+from agentfsm.evals import Evaluation, GateDecision, add_case, load_suite
+from agentfsm.evals.release_gate import append_history, load_history
 from agentfsm.journal.seals import Seal, SealFile
+from agentfsm.mcp import Pin, PinFile, TokenFile
 from agentfsm.mcp.oauth.stored_login import LoginStorage
-from agentfsm.mcp.oauth.token_store import TokenFile
 from agentfsm.mcp.trust.consent import ConsentGate
-from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, StandingApprovals
-from agentfsm.prompts import Prompts
-from agentfsm.prompts.evaluation import PromptReport
-from agentfsm.serve.access import APIKeys, Caller, add_key, remove_keys
+from agentfsm.mcp.trust.pins import ApprovedText, StandingApprovals
+from agentfsm.prompts import PromptReport, Prompts
+from agentfsm.serve import APIKeys, Caller
+from agentfsm.serve.access import add_key, remove_keys
 
 TIMES = 6
 PIN = Pin(start=ApprovedText("run"))

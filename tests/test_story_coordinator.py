@@ -13,15 +13,23 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Outcome, Run, State, tool
-from agentfsm.agents.subagent import COORDINATION
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import (
+    COORDINATION,
+    Agent,
+    AgentEvent,
+    Limits,
+    ModelUnavailableError,
+    Outcome,
+    Run,
+    State,
+    ToolEvent,
+    Usage,
+    tool,
+)
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.limits import Limits
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, Request
-from agentfsm.streaming.stream import AgentEvent, ToolEvent
-from agentfsm.testing.models import FunctionModel, Line, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing.models import Line
 from tests.support.checks import newest, results_of, sound, starts_of, texts, valid_history, virtually
 
 QUESTION = "我 30 岁, 硕士, 想移民香港, 请评估并记住。"

@@ -23,9 +23,7 @@ import attrs
 import httpx
 import pytest
 
-from agentfsm import MisuseError, ModelRetry, Outcome, State, StopReason
-from agentfsm.core.errors import ArgumentsError
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
+from agentfsm import ArgumentsError, MisuseError, ModelRetry, Outcome, State, StopReason, ToolEvent, ToolEventType
 from tests.support.checks import HANG_S, sound
 from tests.support.example_modules import example
 

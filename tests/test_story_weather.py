@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm import Agent, MisuseError, Outcome, Run, State, StopReason, tool
-from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    MisuseError,
+    Outcome,
+    Run,
+    RunEnded,
+    State,
+    StateChanged,
+    StopReason,
+    TextDelta,
+    ToolEvent,
+    ToolResult,
+    UserMessage,
+    tool,
+)
 from agentfsm.ports import FinishReason
-from agentfsm.streaming.stream import RunEnded, StateChanged, TextDelta, ToolEvent
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import names, sound, valid_history
 
 QUESTION = "北京今天天气怎么样"

@@ -5,12 +5,23 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, StopReason, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    Limits,
+    MisuseError,
+    Outcome,
+    PendingKind,
+    Run,
+    RunContext,
+    State,
+    StopReason,
+    tool,
+)
 from agentfsm.core.calls import Phase
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.limits import Limits
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S, keys_of, no_leases, results_of, sound, sound_run, virtually
 
 CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"

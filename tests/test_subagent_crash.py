@@ -16,13 +16,11 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
+from agentfsm import Agent, LeaseLostError, Outcome, PendingKind, Run, RunContext, StoreError, Usage, tool
 from agentfsm.core import events as e
-from agentfsm.core.errors import LeaseLostError, StoreError
-from agentfsm.core.usage import Usage
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, Trap, Wrapped, calls_of, no_leases, results_of, sound, sound_run
 
 # The runs by their ids: the caller, two agents, and a third with an agent of its own.

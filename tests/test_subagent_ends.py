@@ -7,15 +7,30 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, Runs, State, StopReason, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    ErrorType,
+    Limits,
+    MisuseError,
+    ModelError,
+    ModelUnavailableError,
+    Outcome,
+    Run,
+    RunContext,
+    Runs,
+    State,
+    StopReason,
+    StoreError,
+    ToolResult,
+    tool,
+)
 from agentfsm.agents.subagent import GRACE_S
-from agentfsm.core.errors import ModelError, ModelUnavailableError, StoreError
-from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.core.run_ids import DerivedId
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing import ScriptedModel, call, fail, say
 from agentfsm.testing.conformance.helpers import list_claimable
-from agentfsm.testing.models import ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, no_leases, results_of, sound, virtually
 from tests.support.failing_stores import lose_run
 

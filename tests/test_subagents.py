@@ -7,18 +7,34 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
-from agentfsm.core.errors import ModelUnavailableError, StoreError
-from agentfsm.core.labels import Level, ToolKind
-from agentfsm.core.limits import Limits
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.core.usage import Usage
+from agentfsm import (
+    Agent,
+    AgentEvent,
+    AgentEventType,
+    ErrorType,
+    Level,
+    Limits,
+    MisuseError,
+    ModelUnavailableError,
+    Outcome,
+    Run,
+    RunContext,
+    State,
+    StopReason,
+    StoreError,
+    ToolCall,
+    ToolEvent,
+    ToolEventType,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    Usage,
+    tool,
+)
+from agentfsm.core.labels import ToolKind
 from agentfsm.ports import Reply, Request
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
-from agentfsm.tools.queue.scheduler import ToolQueue
-from agentfsm.tools.registry import ToolRegistry
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, keys_of, newest, no_leases, results_of, sound, texts, virtually
 
 NO_RETRY = Limits(model_retries=0, errors=10)

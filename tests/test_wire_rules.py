@@ -9,18 +9,18 @@ from typing import Any
 import attrs
 import pytest
 
-from agentfsm import Outcome
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     FilePart,
     ImagePart,
-    NativeReply,
+    Outcome,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
 )
+from agentfsm.core.messages import NativeReply
 from tests.support.wire_rules import (
     MISTRAL,
     RefusedError,

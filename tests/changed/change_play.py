@@ -16,10 +16,8 @@ import attrs
 import trio
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Run, RunContext, Runs
+from agentfsm import AgentError, Pending, PendingKind, Run, RunContext, Runs
 from agentfsm.core import events as e
-from agentfsm.core.errors import AgentError
-from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
 from tests.changed.change_promises import broken_at, broken_in

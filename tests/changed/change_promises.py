@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm import Outcome, Run, StopReason
+from agentfsm import AuditRecord, ErrorType, Outcome, Run, StopReason, ToolResult
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import PlanKind
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import ErrorType, ToolResult
-from agentfsm.journal.audit import AuditRecord
 from tests.support.checks import sound_run
 
 if TYPE_CHECKING:

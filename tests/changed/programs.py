@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm import Agent, Limits, Permissions, RunContext, Settings, tool
+from agentfsm import Agent, Limits, Permissions, RunContext, Settings, Tool, tool
 from agentfsm.core.messages import Message
 from agentfsm.flow import Flow, Step, agent_step, each, step, until
 from agentfsm.guards import Guard, ask, refuse
 from agentfsm.planning import Planner
 from agentfsm.ports import Request
-from agentfsm.testing.models import FunctionModel, Line, call, say
+from agentfsm.testing import FunctionModel, call, say
+from agentfsm.testing.models import Line
 from agentfsm.tools.breaker import FAILURE_THRESHOLD
-from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from tests.changed.change_play import World

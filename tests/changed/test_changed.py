@@ -14,9 +14,9 @@ import pytest
 
 from agentfsm import Run
 from agentfsm.core import events as e
-from agentfsm.core.plans import Plan, PlanStep
 from agentfsm.engine.tool_calls.host import RunHost
 from agentfsm.flow.flow_plan import FlowPlan
+from agentfsm.planning import Plan, PlanStep
 from tests.changed.change_play import World, backend_of, play, show, store_of
 from tests.changed.mutations import PROGRAM_CHANGES, UNIT_CHANGES
 from tests.changed.programs import walk

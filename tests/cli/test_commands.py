@@ -10,16 +10,15 @@ from importlib.metadata import version
 import anyio
 import pytest
 
-from agentfsm import ImagePart, TextPart, cli
+from agentfsm import ImagePart, InputKind, MisuseError, TextPart, cli
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_events, format_prompt
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store
 from agentfsm.cli.session import attended_run
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Observed
 from agentfsm.core.header import Header
-from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.inbox import Input
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore
 

@@ -6,7 +6,7 @@ import anyio
 
 from agentfsm import Agent, Spend, Usage
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.models import ScriptedModel, say
+from agentfsm.testing import ScriptedModel, say
 
 SHOP = """
 from agentfsm import Agent

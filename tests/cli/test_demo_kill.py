@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm import State
 from agentfsm.cli.demo.survey_tools import safe_name
 from agentfsm.core.events import ToolFinished, ToolStarted
-from agentfsm.core.machine import State
 from tests.support.checks import keys_of, valid_history
 from tests.support.command_line import Shell
 

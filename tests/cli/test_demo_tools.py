@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm import ModelRetry, RunContext
 from agentfsm.cli.demo import folder_walk
 from agentfsm.cli.demo import survey_tools as tools
-from agentfsm.core.errors import ModelRetry
 from agentfsm.tools.queue.result_text import render_text
-from agentfsm.tools.run_context import RunContext
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import sqlite3
 
 import anyio
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, StopReason, tool
 from agentfsm.cli.commands import doctor
 from agentfsm.core.events import Failed
-from agentfsm.core.limits import StopReason
 from agentfsm.engine.execution.journal import Journal
-from agentfsm.ports.store import SystemClock
+from agentfsm.ports import SystemClock
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 
 
 def checks(here, *words, code=0):

@@ -4,9 +4,8 @@ import io
 
 from rich.console import Console
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, AgentEvent, AgentEventType, ToolEvent, ToolEventType, tool
 from agentfsm.cli.render.live import LiveView
-from agentfsm.streaming.stream import AgentEvent, AgentEventType, ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
 
 

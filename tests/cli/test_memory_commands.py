@@ -6,8 +6,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent
-from agentfsm.memory import Memory
-from agentfsm.memory.learner import Learner
+from agentfsm.memory import Learner, Memory
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
 

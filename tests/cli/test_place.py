@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from agentfsm import MisuseError
 from agentfsm.cli.resolve import store_location
 from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.loading import mask_password
 from tests.support.database_servers import PASSWORD, RedisServer

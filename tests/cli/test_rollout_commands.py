@@ -6,7 +6,7 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from agentfsm.core.errors import CorruptError
+from agentfsm import CorruptError
 from agentfsm.stores import SQLiteStore
 
 APP = """

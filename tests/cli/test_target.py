@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from agentfsm.agents.agent import Agent
+from agentfsm import Agent, MisuseError
 from agentfsm.cli.resolve.agent_target import load_agent
-from agentfsm.core.errors import MisuseError
 
 
 @pytest.mark.parametrize("target", ["app:adder", "app:build", "app:Shelf.inner"])

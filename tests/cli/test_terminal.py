@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentfsm import Pending, PendingKind
 from agentfsm.cli import terminal as cli_terminal
 from agentfsm.cli.session.prompts import ask_together, build_prompter
-from agentfsm.core.pending import Pending, PendingKind
 from tests.support.command_line import HANG_S
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from agentfsm import Agent
+from agentfsm import Agent, Usage
 from agentfsm.context import BySimilarity, EmbeddingScorer
 from agentfsm.context import similarity as module
-from agentfsm.core.usage import Usage
 from agentfsm.ports import ToolDefinition
 from agentfsm.testing import HashEmbedder, ScriptedModel
 

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import AssistantMessage, MisuseError, Outcome, SystemMessage
 from agentfsm.context import SlidingWindow, TrimResults
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import Removed, Span, Summarised, render_segments
-from agentfsm.core.messages import AssistantMessage, Message, Outcome, SystemMessage
+from agentfsm.core.messages import Message
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
-from agentfsm.ports.context import Context, GroupKind, count_tokens
+from agentfsm.ports import Context, GroupKind
+from agentfsm.ports.context import count_tokens
 from tests.support.histories import GROUPS, history_of, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 

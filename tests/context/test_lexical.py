@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.context.similarity import LexicalScorer, _build_index
+from agentfsm.context import LexicalScorer
+from agentfsm.context.similarity import _build_index
 
 TEXTS = (
     "get_weather\nTells the current weather of a city.\ncity\nThe city's name.",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, Outcome, Settings, tool
+from agentfsm import Agent, Limits, ModelUnavailableError, Outcome, Run, Settings, ToolResult, tool
 from agentfsm.context import (
     Cut,
     DropAcknowledgements,
@@ -22,13 +22,10 @@ from agentfsm.context import (
     TrimResults,
 )
 from agentfsm.core.codec import decode_event, encode_event
-from agentfsm.core.errors import ModelUnavailableError
 from agentfsm.core.events import Compacted
 from agentfsm.core.history import Removed, Span, build_note
-from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import Run
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel
 from agentfsm.tokens.ledger import count_message
 from agentfsm.tokens.tool_prompts import count_tools
 from tests.support.checks import sound, valid_history

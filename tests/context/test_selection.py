@@ -8,20 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import MisuseError, ModelError, Usage
+from agentfsm.context import AllTools, AutoSelect, BySimilarity, TwoStage
 from agentfsm.context.selection import (
     DEFAULT_PICKS,
     DEFAULT_TOP,
     MAX_UNCHOSEN,
     STAGE_ONE_BYTES,
     TASK_CHARS,
-    AllTools,
-    AutoSelect,
-    BySimilarity,
-    TwoStage,
     _find_names,
 )
-from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Scorer, ToolDefinition, ToolSelector
 from agentfsm.ports.model import NAMES_CHARS, SENTENCE_CHARS
 

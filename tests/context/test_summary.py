@@ -4,15 +4,14 @@ import json
 
 import pytest
 
+from agentfsm import AssistantMessage, MisuseError, ModelUnavailableError, TextPart, UserMessage
 from agentfsm.context import Summarise
 from agentfsm.context.summary import MESSAGE_CHARS
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.history import Span, Summarised
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
 from agentfsm.ports.context import count_tokens
-from agentfsm.testing.models import ScriptedModel
+from agentfsm.testing import ScriptedModel
 from tests.support.histories import IMAGE, room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 

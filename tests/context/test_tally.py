@@ -7,21 +7,21 @@ import attrs
 import pytest
 from hypothesis import given
 
-from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.history import Removed, Span
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     AudioPart,
     FilePart,
     ImagePart,
-    NativeReply,
+    MisuseError,
     Outcome,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
 )
+from agentfsm.core import events as e
+from agentfsm.core.history import Removed, Span
+from agentfsm.core.messages import NativeReply
 from agentfsm.ports import ToolDefinition
 from agentfsm.tokens.estimate import EstimatedCounter
 from agentfsm.tokens.ledger import (

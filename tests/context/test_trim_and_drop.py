@@ -5,6 +5,7 @@ import json
 import attrs
 import pytest
 
+from agentfsm import AssistantMessage, ImagePart, MisuseError, Outcome, SystemMessage, ToolResult
 from agentfsm.context import (
     Cut,
     DropAcknowledgements,
@@ -13,10 +14,9 @@ from agentfsm.context import (
     SlidingWindow,
     TrimResults,
 )
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, SystemMessage, ToolResult
 from agentfsm.engine.model_calls.message_groups import group_messages
-from agentfsm.ports.context import GroupKind, count_tokens
+from agentfsm.ports import GroupKind
+from agentfsm.ports.context import count_tokens
 from tests.support.histories import room_of, run_of, tally_of, turn, user
 from tests.support.word_counter import WordCounter
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import AssistantMessage, ErrorType, Outcome, Pending, PendingKind, ToolResult
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase, parse_arguments
-from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
-from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.journal.audit import build_audit
 from tests.support.run_walks import EARLIER, ending, going_on, new_calls, stamp

@@ -14,15 +14,26 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agentfsm import (
+    AgentCost,
+    AgentError,
+    AudioPart,
+    CorruptError,
+    FilePart,
+    ImagePart,
+    MisuseError,
+    Outcome,
+    Settings,
+    TextPart,
+    ToolResult,
+    TooNewError,
+    Usage,
+)
 from agentfsm.core import codec, encoding
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_header, decode_item, encode_header, encode_item
-from agentfsm.core.errors import AgentError, CorruptError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Approve, Cancel, GiveInput, InboxItem, Input, Pause, Reject, Rerun, Settle, Wake
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Outcome, TextPart, ToolResult
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import AgentCost, Usage
 from tests.support.sample_runs import PROMPT, SAMPLES, finished, header
 
 ITEMS = typing.get_args(InboxItem)

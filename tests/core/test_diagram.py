@@ -2,8 +2,9 @@
 
 import re
 
+from agentfsm import TABLE
 from agentfsm.core import machine as diagram
-from agentfsm.core.machine import START, TABLE
+from agentfsm.core.machine import START
 
 ARROWS = {(s.upper(), t.upper(), kind.__name__) for s, row in TABLE.items() for kind, t in row.items()}
 FINAL = {state.upper() for state, row in TABLE.items() if not row}

@@ -3,13 +3,10 @@
 import attrs
 import pytest
 
+from agentfsm import MisuseError, Outcome, Pending, PendingKind, State
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.machine import State
-from agentfsm.core.messages import Outcome
-from agentfsm.core.pending import Pending, PendingKind
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,

@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-from agentfsm.core import errors
-from agentfsm.core.errors import (
+from agentfsm import (
     AgentError,
     IllegalTransitionError,
     LimitError,
@@ -15,14 +14,15 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
     RefusedError,
+    RunError,
     StepError,
     StoreError,
     ToolError,
     TransientError,
-    first_error,
+    Usage,
 )
-from agentfsm.core.run import RunError
-from agentfsm.core.usage import Usage
+from agentfsm.core import errors
+from agentfsm.core.errors import first_error
 from tests.support.sample_runs import observing
 
 # All are in `errors` but RunError, which needs `Run`.

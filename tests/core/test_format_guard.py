@@ -12,12 +12,11 @@ from typing import Union, get_args
 import attrs
 import pytest
 
+from agentfsm import StopReason, TooNewError
 from agentfsm.core.codec import decode_event
-from agentfsm.core.errors import TooNewError
 from agentfsm.core.events import EVENTS
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem
-from agentfsm.core.limits import StopReason
 from tests.support.format_1 import FORMAT_1
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3

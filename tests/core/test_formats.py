@@ -6,13 +6,11 @@ What the files say stands in `tests/support/format_1.py` and its successors.
 import attrs
 import pytest
 
+from agentfsm import Outcome, State, StopReason
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event, decode_header, decode_item, encode_event, encode_header, encode_item
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
-from agentfsm.core.messages import Outcome
 from agentfsm.core.run import begin_run
 from tests.support.format_1 import FORMAT_1
 from tests.support.format_2 import AGENT, FORMAT_2

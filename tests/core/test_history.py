@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agentfsm import IllegalTransitionError, SystemMessage
 from agentfsm.core import events as e
-from agentfsm.core.errors import IllegalTransitionError
 from agentfsm.core.history import History, as_history
-from agentfsm.core.messages import SystemMessage
 from agentfsm.core.run import begin_run
 from tests.support.sample_runs import acting, answer, finished, header, round_trip, thinking
 

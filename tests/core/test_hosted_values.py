@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from agentfsm import AssistantMessage, MisuseError, Usage
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.hosted_tools import CodeExecution, FileSearch, HostedMCP, WebSearch
-from agentfsm.core.messages import AssistantMessage, Citation, HostedContent, HostedFile, join_hosted
-from agentfsm.core.usage import Usage
+from agentfsm.core.messages import join_hosted
+from agentfsm.models import Citation, CodeExecution, FileSearch, HostedContent, HostedFile, HostedMCP, WebSearch
 from tests.support.sample_runs import observing
 
 HIDDEN = "sk-1"

@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.inbox import NOTE_TITLES, UNTRUSTED_KINDS, Approve, Input, InputKind, PostedItem, Priority, Reject
-from agentfsm.core.messages import ImagePart, SystemMessage, TextPart, UserMessage
+from agentfsm import ImagePart, InputKind, MisuseError, Priority, SystemMessage, TextPart, UserMessage
+from agentfsm.core.inbox import NOTE_TITLES, UNTRUSTED_KINDS, Approve, Input, PostedItem, Reject
 
 IMAGE = ImagePart(url="https://example.com/a.png")
 

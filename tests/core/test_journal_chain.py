@@ -5,10 +5,10 @@ import hmac
 
 import attrs
 
+from agentfsm import AssistantMessage, TextPart
 from agentfsm.core.codec import chain_journal, encode_header
 from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.header import FORMAT, Header
-from agentfsm.core.messages import AssistantMessage, TextPart
 
 HEADER = Header(id="r1", prompt=(), created_at=0.0)
 EVENTS = (Observed(at=1.0), AnswerGiven(at=2.0, message=AssistantMessage(text="500")))

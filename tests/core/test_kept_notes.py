@@ -1,8 +1,9 @@
 """Notes at the end of a request that stay before the reply which is bound to them, and keys that agentfsm derives."""
 
+from agentfsm import AssistantMessage, SystemMessage, TextPart
 from agentfsm.core.events import AnswerGiven, Observed, Reminded
 from agentfsm.core.inbox import Input
-from agentfsm.core.messages import AssistantMessage, NativeReply, SystemMessage, TextPart
+from agentfsm.core.messages import NativeReply
 from agentfsm.core.run import begin_run
 from agentfsm.core.run_ids import build_said_key, is_reserved_key
 from tests.support.sample_runs import header

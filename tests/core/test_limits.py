@@ -5,11 +5,10 @@ import math
 import attrs
 import pytest
 
+from agentfsm import Limits, MisuseError, StopReason, Usage
 from agentfsm.core.calls import FailureRecord
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.limits import BUDGET_REASONS, Limits, StopReason
+from agentfsm.core.limits import BUDGET_REASONS
 from agentfsm.core.stops import find_near_limits, find_reached_limit
-from agentfsm.core.usage import Usage
 from tests.support.sample_runs import header, observing
 
 FIELDS = [field.name for field in attrs.fields(Limits)]

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import AssistantMessage, ImagePart, Limits, SystemMessage, UserMessage
 from agentfsm.core import stops as loop_detection
-from agentfsm.core.limits import Limits
-from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
 from agentfsm.core.stops import MAX_PERIOD, count_equal_calls, find_loop
 from tests.support.sample_runs import TASK, answer, call, result
 

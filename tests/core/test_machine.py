@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
+from agentfsm import TABLE, IllegalTransitionError, MisuseError, State, next_state
 from agentfsm.core import events as e
-from agentfsm.core.errors import IllegalTransitionError, MisuseError
-from agentfsm.core.machine import START, TABLE, State, next_state
+from agentfsm.core.machine import START
 from agentfsm.core.reducers import REDUCERS
 from tests.support.sample_runs import BEFORE, SAMPLES, run_in
 

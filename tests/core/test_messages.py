@@ -5,19 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     ImagePart,
+    MisuseError,
     Outcome,
     SystemMessage,
     TextPart,
     ToolCall,
+    Usage,
     UserMessage,
-    as_parts,
-    check_history,
 )
-from agentfsm.core.usage import Usage
+from agentfsm.core.messages import as_parts, check_history
 from tests.support.sample_runs import call, result
 
 TEXT, IMAGE = TextPart(text="hi"), ImagePart(url="https://example.com/a.png", detail="low")

@@ -3,19 +3,13 @@
 import attrs
 import pytest
 
+from agentfsm import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.calls import FailureRecord, OpenCall, Phase
-from agentfsm.core.messages import (
-    AssistantMessage,
-    MessageOrigin,
-    Outcome,
-    TextPart,
-    ToolCall,
-    ToolResult,
-    UserMessage,
-)
+from agentfsm.core.messages import MessageOrigin
 from agentfsm.core.notes import MAX_NOTES, Note, describe_hidden_work, update_notes
-from agentfsm.core.plans import Plan, PlanProgress, PlanStep
+from agentfsm.core.plans import PlanProgress
 from agentfsm.core.run import begin_run
+from agentfsm.planning import Plan, PlanStep
 from tests.support.sample_runs import header
 
 

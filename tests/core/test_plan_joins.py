@@ -7,9 +7,8 @@ from itertools import product
 
 import pytest
 
+from agentfsm import ErrorType, MisuseError, Outcome, ToolCall
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall
 from agentfsm.core.plans import PlanProgress
 from agentfsm.planning import Plan, PlanStep, ready
 from tests.support.sample_runs import header, result

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from agentfsm import MisuseError, Outcome, ToolCall
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import Outcome, ToolCall
-from agentfsm.core.plans import Compensation, Plan, PlanProgress, PlanStep, rename_tools
+from agentfsm.core.plans import Compensation, PlanProgress, rename_tools
+from agentfsm.planning import Plan, PlanStep
 from tests.support.sample_runs import acting, call, chosen, result, thinking
 
 NAMES = {"charge": "charge_card", "refund": "give_back"}

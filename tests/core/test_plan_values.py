@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import MisuseError
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.plans import PlanProgress
 from agentfsm.planning import Plan, PlanStep, bind, ready
 from tests.support.sample_runs import call, header, result

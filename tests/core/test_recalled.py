@@ -2,9 +2,9 @@
 
 import attrs
 
+from agentfsm import Label, State
 from agentfsm.core import events as e
-from agentfsm.core.labels import Label, LabelSource
-from agentfsm.core.machine import State
+from agentfsm.core.labels import LabelSource
 from agentfsm.core.recalled_items import build_profile_note, build_recall_note, read_recall_note
 from tests.support.sample_runs import REMEMBERED, run_in
 

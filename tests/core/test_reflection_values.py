@@ -2,11 +2,11 @@
 
 import pytest
 
+from agentfsm import AssistantMessage, MisuseError, RunError, TextPart, ToolCall, UserMessage
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
-from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall, UserMessage, check_history
-from agentfsm.core.run import RunError, begin_run
+from agentfsm.core.messages import check_history
+from agentfsm.core.run import begin_run
 
 
 def test_a_run_that_waits_for_a_word_says_so():

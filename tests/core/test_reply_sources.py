@@ -1,14 +1,12 @@
 """The source of a reply in the journal, and the fields that a run derives from it."""
 
-from agentfsm import Purpose, usage_by_purpose
+from agentfsm import AssistantMessage, Label, Purpose, TextPart, ToolCall, Usage, usage_by_purpose
 from agentfsm.core import events as e
 from agentfsm.core.events import AnswerSource
 from agentfsm.core.header import Header
-from agentfsm.core.labels import Label
-from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall
 from agentfsm.core.run import begin_run
 from agentfsm.core.run_facts import list_spending
-from agentfsm.core.usage import Spending, TierChoice, Usage
+from agentfsm.core.usage import Spending, TierChoice
 
 ASKED = begin_run(Header(id="r1", prompt=(TextPart(text="Hello"),), created_at=1.0)).apply(e.Observed())
 SMALL = Usage(input_tokens=10, output_tokens=2, cost_usd=0.5)

@@ -3,15 +3,24 @@
 import attrs
 import pytest
 
+from agentfsm import (
+    AgentCost,
+    AssistantMessage,
+    InputKind,
+    MisuseError,
+    Outcome,
+    RunError,
+    State,
+    StopReason,
+    SystemMessage,
+    TextPart,
+    Usage,
+    UserMessage,
+)
 from agentfsm.core import events as e
 from agentfsm.core.calls import CallRecord, FailureRecord, Phase, find_last_turn, parse_arguments
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, UserMessage
-from agentfsm.core.run import RunError, begin_run
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core.inbox import Input
+from agentfsm.core.run import begin_run
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.sensitive_text import ALL_KINDS, DataKind, find_sensitive, redact_members, redact_sensitive
+from agentfsm.core.sensitive_text import ALL_KINDS, find_sensitive, redact_members
+from agentfsm.guards import DataKind, redact_sensitive
 from tests.support.personal_data import MISSED, MISTAKEN, WITH_DATA, WITHOUT_DATA
 
 NEIGHBOURS = (("", ""), ("的", "的"), ("，", "。"), ("(", ")"), ("x ", " x"), ("\n", "\n"))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.settings import Settings
+from agentfsm import MisuseError, Settings
 
 
 @pytest.mark.parametrize(

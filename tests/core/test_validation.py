@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Limits, MisuseError, Runs, tool
-from agentfsm._lib.limiter import Limiter
+from agentfsm import Filter, Limiter, Limits, MisuseError, Runs, ToolRegistry, tool
 from agentfsm.cli.argument_types import parse_count, parse_seconds
 from agentfsm.core import validation as v
-from agentfsm.models.prices import Price
-from agentfsm.ports.store import Filter, Store
+from agentfsm.models import Price
+from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.tools.registry import ToolRegistry
 
 RULES = {name: rule for name, rule in vars(v).items() if isinstance(rule, v.ValueRule)}
 OBJECTS = (None, "", " ", "a", b"a", 0, 1, -1, 1.5, math.inf, math.nan, True, (), [], {}, object(), int, print)

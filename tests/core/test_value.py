@@ -8,12 +8,11 @@ import attrs
 import pytest
 
 import agentfsm
-from agentfsm import AssistantMessage, Run, ToolCall, ToolResult, Usage, UserMessage
+from agentfsm import AssistantMessage, Run, Tool, ToolCall, ToolResult, Usage, UserMessage
 from agentfsm.core.calls import OpenCall
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.tools.tool import Tool
 
 
 @attrs.frozen(kw_only=True)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.history import (
     Removed,
     Span,
@@ -15,7 +16,6 @@ from agentfsm.core.history import (
     render_segments,
     shorten_result,
 )
-from agentfsm.core.messages import AssistantMessage, ImagePart, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 
 
 def user(text):

@@ -8,19 +8,15 @@ from hypothesis import event as note
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import TABLE, AssistantMessage, Label, State, StopReason, Usage, usage_by_purpose
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.codec import decode_event, encode_event
-from agentfsm.core.events import Action
 from agentfsm.core.inbox import UNTRUSTED_KINDS
-from agentfsm.core.labels import DATA_LEVELS, Label
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import TABLE, State
-from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.plans import find_step_number
 from agentfsm.core.run import begin_run
-from agentfsm.core.run_facts import usage_by_purpose
-from agentfsm.core.usage import Usage
+from agentfsm.reflection import Action
 from tests.support.run_walks import (
     EARLIER,
     GIVEN,

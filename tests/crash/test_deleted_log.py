@@ -8,8 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.machine import State
+from agentfsm import Agent, State
 from agentfsm.ports import Store
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.testing import ScriptedModel

@@ -11,11 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import RunContext, State
+from agentfsm import Found, RunContext, State
 from agentfsm.flow import Flow, each, step
 from agentfsm.ports import Store
 from agentfsm.testing.crash import ForkServer, crash_point, report
-from agentfsm.tools.run_context import Found
 
 RUNS = ("first", "second")
 

@@ -14,10 +14,9 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent
 from agentfsm.core.run_ids import name_extraction
-from agentfsm.memory import Memory, SQLiteIndex
-from agentfsm.memory.learner import LEASE_S, Learner
-from agentfsm.ports import Emit, Model, Reply, Request
-from agentfsm.ports.store import SystemClock
+from agentfsm.memory import Learner, Memory, SQLiteIndex
+from agentfsm.memory.learner import LEASE_S
+from agentfsm.ports import Emit, Model, Reply, Request, SystemClock
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.crash import connect, crash_point, report

@@ -9,13 +9,11 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from agentfsm import Agent, Filter, RunContext, State, tool
+from agentfsm import Agent, Filter, Found, RunContext, State, ToolResult, tool
 from agentfsm.core.events import ToolFinished, ToolStarted
-from agentfsm.core.messages import ToolResult
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.testing import FunctionModel
-from agentfsm.tools.run_context import Found
 from tests.support.checks import keys_of, valid_history
 from tests.support.database_servers import PostgresServer, RedisServer
 

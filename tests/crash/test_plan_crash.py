@@ -12,13 +12,12 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits, RunContext, RunNotFoundError, tool
+from agentfsm import Agent, Found, Limits, RunContext, RunNotFoundError, tool
 from agentfsm.core import events as e
 from agentfsm.planning import Planner
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.crash import connect, crash_point
-from agentfsm.tools.run_context import Found
 
 STEPS = [
     {"id": 1, "tool": "look", "arguments": {"at": "a"}},

@@ -2,9 +2,8 @@
 
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, StoreError, tool
+from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, Runs, StoreError, tool
 from agentfsm.agents.decisions import describe_allowance
-from agentfsm.agents.runs import Runs
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven
 from agentfsm.guards import Guard, ask, max_calls, refuse
 from agentfsm.stores import MemoryStore

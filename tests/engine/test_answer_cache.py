@@ -11,25 +11,25 @@ import pytest
 from agentfsm import (
     Agent,
     AnswerCache,
+    Label,
     Limits,
+    MisuseError,
     ModelRetry,
     Permissions,
     Rule,
     RunContext,
     Settings,
+    State,
     StoreError,
     TextDelta,
+    Usage,
     tool,
 )
 from agentfsm.context import Summarise, TrimResults
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerDrafted
-from agentfsm.core.labels import Label
-from agentfsm.core.machine import State
-from agentfsm.core.usage import Usage
 from agentfsm.guards import Guard, ask, exit_filter
 from agentfsm.memory import Memory
-from agentfsm.ports.model import FinishReason
+from agentfsm.ports import FinishReason
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say

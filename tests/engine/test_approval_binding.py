@@ -7,12 +7,11 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, Outcome, PendingKind, Run, State, ToolCall, tool
+from agentfsm import Agent, ConflictError, Outcome, PendingKind, Run, State, Tool, ToolCall, tool
 from agentfsm.core.events import ApprovalAsked
 from agentfsm.core.inbox import Approve, Cancel
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.tool import Tool
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import Wrapped, names, results_of, sound, virtually
 
 PAYS = say("", call("pay", to="Ann", cents=5))

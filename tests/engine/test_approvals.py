@@ -15,7 +15,7 @@ from agentfsm.core.effects import Wait
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.ports import Lease, PendingWrite
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from agentfsm.testing import ScriptedModel, call, raw_call, say
 from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 WEEK_S = 7 * 86_400

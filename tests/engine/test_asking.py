@@ -3,12 +3,22 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, AudioPart, FilePart, ImagePart, MisuseError, Runs, Settings, TextPart, UserMessage, tool
-from agentfsm.core.messages import SystemMessage
+from agentfsm import (
+    Agent,
+    AudioPart,
+    FilePart,
+    ImagePart,
+    MisuseError,
+    Runs,
+    Settings,
+    SystemMessage,
+    TextPart,
+    UserMessage,
+    tool,
+)
 from agentfsm.models import OpenAIChat
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import sound
 
 IMAGE = ImagePart.of(b"\x89PNG")

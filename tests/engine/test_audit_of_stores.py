@@ -5,10 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from agentfsm import Agent, AuditRecord, Filter, Outcome, Runs, tool
+from agentfsm import Agent, AuditRecord, Filter, Outcome, RunNotFoundError, Runs, ToolResult, tool
 from agentfsm.core.calls import Phase
-from agentfsm.core.errors import RunNotFoundError
-from agentfsm.core.messages import ToolResult
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore

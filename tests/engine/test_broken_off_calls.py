@@ -15,6 +15,7 @@ import pytest
 
 from agentfsm import (
     Agent,
+    ErrorType,
     Found,
     InputRequired,
     Outcome,
@@ -24,15 +25,17 @@ from agentfsm import (
     Run,
     RunContext,
     Tool,
+    ToolCall,
+    ToolEvent,
+    ToolEventType,
     ToolQueue,
     ToolRegistry,
+    ToolResult,
     tool,
 )
 from agentfsm.core.events import ToolLost
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.flow import Flow, step
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, BreakerState
 from tests.support.checks import keys_of, names, results_of, sound, starts_of, virtually

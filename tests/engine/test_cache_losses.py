@@ -3,12 +3,9 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, AssistantMessage, Limits, StopReason, Usage, tool
 from agentfsm.cli.render.text import format_run
 from agentfsm.core.events import AnswerGiven, Compacted, LimitReached, Resumed, ToolsChosen, ToolsOffered
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.usage import Usage
 from agentfsm.journal.cache_losses import list_cache_losses
 from agentfsm.telemetry import read_costs
 from agentfsm.testing import ScriptedModel, call, say

@@ -5,8 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent, Outcome, State, ask_user, tool
-from agentfsm.core.labels import Label
+from agentfsm import Agent, Label, Outcome, State, ask_user, tool
 from agentfsm.flow import Flow, step
 from agentfsm.guards import Guard
 from agentfsm.stores import MemoryStore

@@ -8,13 +8,22 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Settings, Spend, StopReason, Usage, usage_by_purpose
+from agentfsm import (
+    Agent,
+    Limits,
+    ModelReplyError,
+    ModelUnavailableError,
+    Purpose,
+    Settings,
+    Spend,
+    StopReason,
+    TextDelta,
+    Usage,
+    usage_by_purpose,
+)
 from agentfsm.core import events as e
-from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
-from agentfsm.core.usage import Purpose
 from agentfsm.models import CachedModel, Fallback, Price, Tiered
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import TextDelta
 from agentfsm.testing import FunctionModel, LocalServer, ScriptedModel, WireReply, fail, say
 from tests.support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, forget_keys
 

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 
+from agentfsm import ToolRegistry, tool
 from agentfsm.guards import (
     CallGuard,
     Guard,
@@ -17,8 +18,6 @@ from agentfsm.guards import (
 )
 from agentfsm.guards.reach import explain_idle_guards
 from agentfsm.tools.lint import Finding
-from agentfsm.tools.registry import ToolRegistry
-from agentfsm.tools.tool import tool
 
 
 @tool(idempotent=True)

@@ -8,13 +8,26 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, ModelRetry, Outcome, RunContext, Tool, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import TransientError
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Limits,
+    ModelRetry,
+    Outcome,
+    Permissions,
+    Rule,
+    RunContext,
+    Tool,
+    ToolCall,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    TransientError,
+    tool,
+)
 from agentfsm.core.events import ApprovalGiven
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S, BreakerState
-from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import names, results_of, sound, sound_run, virtually
 
 OPEN = ErrorType.CIRCUIT_OPEN

@@ -13,7 +13,7 @@ import pytest
 from agentfsm import Agent, Outcome, tool
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
 
 

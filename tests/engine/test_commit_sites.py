@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import agentfsm
+from agentfsm import TABLE, State
 from agentfsm.core import effects
-from agentfsm.core.machine import TABLE, State
 from agentfsm.engine.step import HANDLERS
 
 PACKAGE = Path(agentfsm.__file__).parent

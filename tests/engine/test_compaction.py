@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm import Agent, Limits, Settings, StopReason, tool
+from agentfsm import Agent, Limits, Settings, StopReason, SystemMessage, UserMessage, tool
 from agentfsm.core.events import Compacted
-from agentfsm.core.messages import SystemMessage, UserMessage
 from agentfsm.ports import Model, ProposedCall, Reply, Request, TokenCounter
-from agentfsm.testing.models import ScriptedModel
+from agentfsm.testing import ScriptedModel
 from tests.support.checks import names, no_leases, sound, valid_history
 from tests.support.word_counter import WordCounter
 

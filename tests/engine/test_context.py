@@ -12,8 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, Run, RunContext, State, tool
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
+from agentfsm import Agent, Limits, Outcome, Run, RunContext, State, ToolEvent, ToolEventType, tool
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.run_context import CancelFlag
 from tests.support.checks import HANG_S, results_of, settled, sound, virtually

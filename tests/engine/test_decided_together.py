@@ -3,8 +3,7 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, PartlyDoneError, tool
-from agentfsm.agents.runs import Runs
+from agentfsm import Agent, ConflictError, MisuseError, Outcome, PartlyDoneError, Runs, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import ApprovalGiven
 from agentfsm.core.inbox import Approve, Reject

@@ -12,8 +12,7 @@ from agentfsm import Agent, ConflictError, Runs, tool
 from agentfsm.agents.worker import Worker
 from agentfsm.core.events import ToolCutOff, ToolLost
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
 
 
 class Story:

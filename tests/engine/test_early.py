@@ -10,12 +10,25 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, RunContext, Settings, State, ToolRegistry, tool
+from agentfsm import (
+    Agent,
+    Limits,
+    Outcome,
+    RunContext,
+    Settings,
+    State,
+    StateChanged,
+    ToolEvent,
+    ToolEventType,
+    ToolRegistry,
+    UsageReported,
+    tool,
+)
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import Event, ToolFinished
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Reply
-from agentfsm.streaming.stream import StateChanged, ToolEvent, ToolEventType, UsageReported
-from agentfsm.testing.models import Call, ScriptedModel, call, raw_call, say
+from agentfsm.testing import ScriptedModel, call, raw_call, say
+from agentfsm.testing.models import Call
 from tests.support.checks import HANG_S, calls_of, names, results_of, sound, virtually
 from tests.support.streaming_models import (
     FINISH,

@@ -11,10 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, Settings, tool
+from agentfsm import Agent, Limits, Settings, ToolEvent, ToolEventType, UsageReported, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.models.openai.chat import OpenAIChat
-from agentfsm.streaming.stream import ToolEvent, ToolEventType, UsageReported
+from agentfsm.models import OpenAIChat
 from agentfsm.testing import LocalServer, WireReply, call, raw_call, say
 from tests.support.checks import HANG_S, names, results_of, sound
 

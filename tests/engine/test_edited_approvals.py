@@ -9,13 +9,24 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, State, Tool, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    ErrorType,
+    MisuseError,
+    Outcome,
+    PendingKind,
+    Permissions,
+    Rule,
+    Run,
+    RunContext,
+    State,
+    Tool,
+    tool,
+)
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, ToolsChosen
-from agentfsm.core.messages import ErrorType
-from agentfsm.stores import MemoryStore
-from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
-from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import calls_of, keys_of, names, results_of, sound, sound_run, virtually
 
 

@@ -14,15 +14,25 @@ import attrs
 import httpx
 import pytest
 
-from agentfsm import Agent, ModelError, ModelRetry, Outcome, Tool, tool
-from agentfsm.core.errors import RefusedError, TransientError
-from agentfsm.core.messages import ErrorType, ToolResult
-from agentfsm.core.run import Run
+from agentfsm import (
+    Agent,
+    ErrorType,
+    ModelError,
+    ModelRetry,
+    Outcome,
+    Permissions,
+    RefusedError,
+    Rule,
+    Run,
+    Tool,
+    ToolResult,
+    TransientError,
+    tool,
+)
 from agentfsm.ports import Request
 from agentfsm.testing import ScriptedModel, call, fail, raw_call, say
 from agentfsm.testing.models import Call, Line
 from agentfsm.tools.breaker import FAILURE_THRESHOLD
-from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import results_of, sound, virtually
 
 SAFE, UNSAFE = {"read_only": True}, {}

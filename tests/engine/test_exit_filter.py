@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from agentfsm import (
     Agent,
+    AssistantMessage,
     Limits,
     MisuseError,
     ModelRetry,
@@ -21,20 +22,19 @@ from agentfsm import (
     RunNotFoundError,
     State,
     StopReason,
+    TextDelta,
+    ThinkingDelta,
     ask_user,
     tool,
 )
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
-from agentfsm.core.hosted_tools import WebSearch
-from agentfsm.core.messages import AssistantMessage, Citation, HostedCall, HostedContent
 from agentfsm.core.sensitive_text import find_sensitive
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.guards import DataKind, Guard, Vault, exit_filter
 from agentfsm.guards.exit_rules import LINK_MARK, WITHHELD, build_canary
-from agentfsm.ports.guards import OutgoingText
-from agentfsm.ports.model import FinishChunk, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
-from agentfsm.streaming.stream import TextDelta, ThinkingDelta
+from agentfsm.models import Citation, HostedCall, HostedContent, WebSearch
+from agentfsm.ports import FinishChunk, FinishReason, Model, OutgoingText, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
 from tests.support.failing_stores import CrashingStore, WorkerKilled

@@ -25,8 +25,8 @@ from agentfsm import (
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import ToolFinished
 from agentfsm.stores import SQLiteStore
+from agentfsm.testing import ScriptedModel, call, raw_call, say
 from agentfsm.testing.conformance.helpers import list_claimable
-from agentfsm.testing.models import ScriptedModel, call, raw_call, say
 from tests.support.checks import results_of, sound, texts, virtually
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Outcome, Permissions, Rule, Run, tool
-from agentfsm.core.messages import ToolResult
-from agentfsm.core.pending import PendingKind
+from agentfsm import Agent, InputRequired, Outcome, PendingKind, Permissions, Question, Rule, Run, ToolResult, tool
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.run_context import InputRequired, Question
 
 
 def broken(_given: Any) -> Any:

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Outcome, SystemMessage, ToolResult, tool
 from agentfsm.context import SlidingWindow
 from agentfsm.core import events as e
-from agentfsm.core.messages import Outcome, SystemMessage, ToolResult
 from agentfsm.core.text_safety import FENCE_NOTE, build_fence_mark, clean_for_model, fence_with
 from agentfsm.guards import Guard, fence_untrusted
 from agentfsm.testing import ScriptedModel, call, say

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Outcome, Run, State, Tool, tool
+from agentfsm import Agent, Outcome, Permissions, Run, State, Tool, tool
 from agentfsm.context import AllTools, BySimilarity
 from agentfsm.core.events import ToolsOffered
 from agentfsm.ports import Request, Selection, ToolDefinition, ToolSelector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.permission import Permissions
 from tests.support.checks import no_leases, results_of, sound, texts
 
 QUESTION = "Is it raining where our orders database server stands?"

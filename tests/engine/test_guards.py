@@ -11,20 +11,23 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm import (
     Agent,
+    ErrorType,
     Label,
     MisuseError,
     Outcome,
+    Rule,
     RunContext,
     Settings,
     State,
     StopReason,
     ToolEvent,
+    ToolResult,
+    UserMessage,
     tool,
 )
 from agentfsm.agents import validation
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.messages import ErrorType, ToolResult, UserMessage
 from agentfsm.guards import (
     CallGuard,
     Guard,
@@ -41,7 +44,6 @@ from agentfsm.guards import (
 from agentfsm.planning import Planner
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
-from agentfsm.tools.permission import Rule
 from tests.support.checks import results_of, sound, virtually
 
 PAIR = no("untrusted", "irreversible")

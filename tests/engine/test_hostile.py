@@ -7,14 +7,11 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, StopReason, TextPart, tool
-from agentfsm.core.errors import ModelUnavailableError
-from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.usage import Usage
+from agentfsm import Agent, AssistantMessage, Limits, ModelUnavailableError, Outcome, StopReason, TextPart, Usage, tool
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.ports.model import MAX_REPLY_CALLS
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, calls_of, results_of, sound
 
 SURROGATE = "\ud83d"

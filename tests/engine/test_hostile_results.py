@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm import Agent, Outcome, tool
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.queue import result_json, result_text
 from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.tool_calls import ran

@@ -8,7 +8,7 @@ import pytest
 from agentfsm import Agent, InputKind, Priority, Settings, State
 from agentfsm.core.events import Observed
 from agentfsm.ports import Request
-from agentfsm.testing.models import FunctionModel, ScriptedModel, say
+from agentfsm.testing import FunctionModel, ScriptedModel, say
 from tests.support.checks import names, sound, texts, virtually
 
 # Tokens: small, so that a few inputs fill it.

@@ -6,12 +6,9 @@ from contextlib import nullcontext
 import attrs
 import pytest
 
-from agentfsm import Agent, InputRequired, Question, RunContext, ask_user, tool
-from agentfsm.agents.runs import Runs
-from agentfsm.core.errors import ConflictError, FourEyesError
+from agentfsm import Agent, ConflictError, FourEyesError, InputRequired, Question, RunContext, Runs, ask_user, tool
 from agentfsm.core.events import ApprovalAsked, ToolFinished
-from agentfsm.core.plans import Plan
-from agentfsm.planning import Planner
+from agentfsm.planning import Plan, Planner
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.shaped_calls import (

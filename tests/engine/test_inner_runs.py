@@ -11,16 +11,18 @@ from agentfsm import (
     Agent,
     ConflictError,
     InputRequired,
+    Label,
     MisuseError,
     Outcome,
     Question,
     RunContext,
     State,
+    ToolCall,
+    ToolQueue,
+    ToolRegistry,
     TransientError,
     tool,
 )
-from agentfsm.core.labels import Label
-from agentfsm.core.messages import ToolCall
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.flow import Flow, step
@@ -29,8 +31,6 @@ from agentfsm.releases import Rollout
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.executing_call import ExecutingCall
-from agentfsm.tools.queue.scheduler import ToolQueue
-from agentfsm.tools.registry import ToolRegistry
 from tests.support.checks import results_of
 
 BUSY = TransientError("busy", retry_after_s=0.0)

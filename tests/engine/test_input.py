@@ -6,11 +6,23 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, ConflictError, InputKind, Limits, MisuseError, RunContext, State, TextPart, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    ConflictError,
+    InputKind,
+    Limits,
+    MisuseError,
+    RunContext,
+    State,
+    SystemMessage,
+    TextPart,
+    UserMessage,
+    tool,
+)
 from agentfsm.core.events import Observed
-from agentfsm.core.messages import AssistantMessage, SystemMessage, UserMessage
 from agentfsm.ports import Request
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, names, newest, sound, sound_run, texts
 
 

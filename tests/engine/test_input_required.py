@@ -11,6 +11,7 @@ import pytest
 from agentfsm import (
     Agent,
     ConflictError,
+    ErrorType,
     InputRequired,
     MisuseError,
     Outcome,
@@ -21,15 +22,15 @@ from agentfsm import (
     RunContext,
     State,
     Tool,
+    ToolEvent,
+    ToolEventType,
     ToolQueue,
     ToolRegistry,
     tool,
 )
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import InputGiven, ToolPaused
-from agentfsm.core.messages import ErrorType
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.question_validation import MAX_ANSWER_CHARS, MAX_QUESTIONS, MAX_ROUNDS, MAX_STATE_CHARS
 from tests.support.checks import names, results_of, sound, virtually

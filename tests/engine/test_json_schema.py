@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm import ArgumentsError, MisuseError
 from agentfsm.tools.schema.json_schema import SchemaSignature, build_schema_signature
 from agentfsm.tools.schema.strict import drop_nulls
 

@@ -11,9 +11,8 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, RunContext, tool
+from agentfsm import Agent, AssistantMessage, RunContext, ToolCall, tool
 from agentfsm.core.events import ApprovalGiven, Observed, ToolsChosen
-from agentfsm.core.messages import AssistantMessage, ToolCall
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
 from tests.support.checks import keys_of, sound

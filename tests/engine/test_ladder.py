@@ -10,21 +10,24 @@ import pytest
 
 from agentfsm import (
     Agent,
+    AssistantMessage,
     ConflictError,
     ImagePart,
+    LeaseHeldError,
     MisuseError,
+    ModelError,
     Outcome,
     RunContext,
     State,
     StopReason,
     TextPart,
+    ToolCall,
+    ToolResult,
     tool,
 )
-from agentfsm.core.errors import LeaseHeldError, ModelError
-from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.ports import Model, Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, calls_of, names, reach, sound, texts, valid_history
 
 

@@ -6,14 +6,23 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, ModelRetry, Outcome, Run, State, StopReason, tool
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    Limits,
+    ModelRetry,
+    ModelUnavailableError,
+    Outcome,
+    Run,
+    State,
+    StopReason,
+    Usage,
+    tool,
+)
 from agentfsm.core.events import Failed, LimitReached, ModelFaltered
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.stops import find_reached_limit
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import results_of, sound, sound_run, texts, virtually
 
 SO_FAR = "So far: three of five. Two are missing."

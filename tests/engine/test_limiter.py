@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentfsm._lib.limiter import MINUTE_S, Limiter
-from agentfsm.core.errors import MisuseError
-from agentfsm.testing.clock import run_virtual
+from agentfsm import Limiter, MisuseError
+from agentfsm._lib.limiter import MINUTE_S
+from agentfsm.testing import run_virtual
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 20.0

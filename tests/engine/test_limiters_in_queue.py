@@ -15,15 +15,12 @@ import pytest
 import trio
 from anyio.lowlevel import checkpoint
 
-from agentfsm import ToolQueue, ToolRegistry, tool
-from agentfsm._lib.limiter import Limiter
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from agentfsm import ErrorType, Limiter, MisuseError, Outcome, Tool, ToolCall, ToolQueue, ToolRegistry, ToolResult, tool
+from agentfsm.testing import VirtualClock, run_virtual
+from agentfsm.testing.clock import EPOCH
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.scheduler import Scheduler
-from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, settled
 
 # Long enough to start a thread, short enough to wait for.

@@ -7,14 +7,27 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, RunError, Settings, State, StopReason, tool
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    ContextTooLongError,
+    Limits,
+    MisuseError,
+    ModelError,
+    ModelReplyError,
+    Outcome,
+    Run,
+    RunContext,
+    RunError,
+    Settings,
+    State,
+    StopReason,
+    Usage,
+    tool,
+)
 from agentfsm.core.events import AnswerDrafted
-from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.usage import Usage
 from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.testing.clock import VirtualClock, run_virtual
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, fail, run_virtual, say
 from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
 
 

@@ -12,10 +12,19 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, ModelRetry, RefusedError, RunContext, StopReason, tool
-from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.testing import VirtualClock, run_virtual
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm import (
+    Agent,
+    Limits,
+    ModelError,
+    ModelReplyError,
+    ModelRetry,
+    ModelUnavailableError,
+    RefusedError,
+    RunContext,
+    StopReason,
+    tool,
+)
+from agentfsm.testing import ScriptedModel, VirtualClock, call, fail, run_virtual, say
 from tests.support.checks import names
 
 PROMPT, ARGUMENT, RESULT, ANSWER = "prompt-of-ann", "argument-of-ann", "result-of-ann", "answer-for-ann"

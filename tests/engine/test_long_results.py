@@ -5,9 +5,9 @@ from json.encoder import encode_basestring
 
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, ToolResult, tool
 from agentfsm.core import codec
-from agentfsm.core.messages import CHUNK_CHARS, ToolResult, iter_chunks
+from agentfsm.core.messages import CHUNK_CHARS, iter_chunks
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.queue import result_text

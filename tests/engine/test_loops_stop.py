@@ -6,11 +6,10 @@ from itertools import cycle, islice
 
 import pytest
 
-from agentfsm import Agent, InputKind, Limits, ModelRetry, Outcome, RunContext, State, StopReason, tool
+from agentfsm import Agent, InputKind, Limits, ModelRetry, Outcome, RunContext, State, StopReason, SystemMessage, tool
 from agentfsm.core.events import Continued
-from agentfsm.core.messages import SystemMessage
 from agentfsm.ports import ProposedCall, Reply
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, raw_call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
 from tests.support.checks import results_of, sound, sound_run, texts
 
 

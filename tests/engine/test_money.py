@@ -5,15 +5,13 @@ import logging
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, AgentCost, Limits, ModelReplyError, Usage, tool
 from agentfsm.cli.render.text import format_run
-from agentfsm.core.errors import ModelReplyError
 from agentfsm.core.events import AnswerGiven, ToolFinished, ToolsChosen
-from agentfsm.core.usage import AgentCost, Usage
-from agentfsm.models.wrappers.fallback import Fallback
+from agentfsm.models import Fallback
 from agentfsm.ports import Selection, ToolSelector
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm.testing import ScriptedModel, call, fail, say
 
 TOKENS = Usage(input_tokens=10, output_tokens=5)
 

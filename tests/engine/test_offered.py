@@ -7,15 +7,29 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, Settings, State, StopReason, Tool, Usage, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    Limits,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Outcome,
+    Permissions,
+    Settings,
+    State,
+    StopReason,
+    TextPart,
+    Tool,
+    Usage,
+    UserMessage,
+    tool,
+)
 from agentfsm.context import AllTools, AutoSelect, BySimilarity
-from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted, Event, ToolsOffered
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, fail, say
-from agentfsm.tools.permission import Permissions
 from tests.support.checks import names, no_leases, results_of, sound, sound_run
 
 

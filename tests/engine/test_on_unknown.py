@@ -13,7 +13,7 @@ import pytest
 
 from agentfsm import Agent, Found, Limits, MisuseError, Outcome, PendingKind, RunContext
 from agentfsm.core.events import ApprovalGiven, ToolCutOff, ToolFinished, ToolLost, ToolStarted
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import Arguments
 from tests.support.checks import keys_of, names, results_of, sound, starts_of, virtually
 from tests.support.failing_stores import CrashingStore, WorkerKilled

@@ -12,7 +12,7 @@ import weakref
 import anyio
 import pytest
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.streaming import callbacks as module
 from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS, CallbackDispatcher
 from agentfsm.streaming.log import LOGGER

@@ -9,13 +9,24 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from agentfsm import Agent, Limits, MisuseError, ModelRetry, RunContext, RunError, Settings, State, StopReason, tool
+from agentfsm import (
+    Agent,
+    CallDelta,
+    Limits,
+    MisuseError,
+    ModelRetry,
+    RunContext,
+    RunError,
+    Settings,
+    State,
+    StopReason,
+    TextDelta,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.ports import OutputMode
 from agentfsm.stores import SQLiteStore
-from agentfsm.streaming.stream import CallDelta, TextDelta
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import call, raw_call, say
+from agentfsm.testing import ScriptedModel, call, raw_call, say
 
 
 class City(BaseModel):

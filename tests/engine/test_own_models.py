@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Settings, TextDelta, Usage, tool
-from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Settings,
+    TextDelta,
+    Usage,
+    tool,
+)
 from agentfsm.core.messages import NativeReply
 from agentfsm.ports import CallChunk, Emit, FinishChunk, Model, ProposedCall, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.testing import FunctionModel

@@ -7,14 +7,24 @@ import sys
 
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, State, StopReason, ask_user, tool
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    Outcome,
+    PendingKind,
+    RunContext,
+    State,
+    StopReason,
+    TextPart,
+    ask_user,
+    tool,
+)
 from agentfsm.core.events import Failed, Observed
 from agentfsm.core.header import Header
-from agentfsm.core.messages import TextPart
-from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import Wrapped, names, sound
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 

@@ -13,10 +13,13 @@ from agentfsm import (
     FilePart,
     Found,
     ImagePart,
+    Outcome,
     RunContext,
     TextPart,
+    ToolCall,
     ToolQueue,
     ToolRegistry,
+    ToolResult,
     tool,
 )
 from agentfsm.context import TrimResults
@@ -24,9 +27,8 @@ from agentfsm.core.codec import encode_event
 from agentfsm.core.encoding import MAX_RECORD_CHARS
 from agentfsm.core.events import Compacted, ToolFinished
 from agentfsm.core.header import Header
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.ports.context import Context
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.ports import Context
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.queue import media, result_text
 from agentfsm.tools.run_context import ToolReturn
 from tests.support.checks import results_of, sound

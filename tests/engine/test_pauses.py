@@ -14,7 +14,7 @@ from agentfsm.core.events import Paused, Resumed
 from agentfsm.core.inbox import Pause, PostedItem
 from agentfsm.ports import ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, Wrapped, names, results_of, sound, sound_run, texts, virtually
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 

@@ -4,10 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.labels import Level
-from agentfsm.tools.permission import Permissions, Rule
-from agentfsm.tools.tool import tool
+from agentfsm import Level, MisuseError, Permissions, Rule, tool
 
 CHEAP = Rule("pay", lambda a: a.cents <= 500)
 DENIED = "pay is not permitted in this run"

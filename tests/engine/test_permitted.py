@@ -6,13 +6,23 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, Tool, tool
-from agentfsm.core.labels import Level
-from agentfsm.core.messages import ErrorType
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Level,
+    Limits,
+    MisuseError,
+    Outcome,
+    Permissions,
+    Rule,
+    RunContext,
+    Settings,
+    Tool,
+    tool,
+)
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
-from agentfsm.tools.permission import Permissions, Rule
 from tests.support.checks import no_leases, results_of, sound
 
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import ToolQueue, ToolRegistry, tool
+from agentfsm import ErrorType, Outcome, ToolCall, ToolQueue, ToolRegistry, tool
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.tools.queue.call_order import (
     CONCURRENCY_SAFE,
     EXCLUSIVE,

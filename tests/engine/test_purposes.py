@@ -6,15 +6,12 @@ import json
 
 import pytest
 
-from agentfsm import Agent, Limits, Purpose, tool, usage_by_purpose
+from agentfsm import Agent, AgentCost, Limits, Outcome, Purpose, ToolResult, Usage, tool, usage_by_purpose
 from agentfsm.cli.render.text import format_run
 from agentfsm.context import Summarise, TwoStage
 from agentfsm.core import events as e
-from agentfsm.core.events import Action, Verdict
-from agentfsm.core.messages import Outcome, ToolResult
-from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.planning import Planner
-from agentfsm.reflection import Reflector
+from agentfsm.reflection import Action, Reflector, Verdict
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
 

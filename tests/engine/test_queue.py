@@ -6,12 +6,20 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import MisuseError, ModelRetry, Outcome, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import DuplicateToolError
+from agentfsm import (
+    DuplicateToolError,
+    MisuseError,
+    ModelRetry,
+    Outcome,
+    ToolCall,
+    ToolEvent,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    tool,
+)
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.streaming.stream import ToolEvent
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.scheduler import QueueStatistics
 from tests.support.checks import HANG_S, Keeping

@@ -20,11 +20,20 @@ import attrs
 import pydantic
 import pytest
 
-from agentfsm import Agent, ModelRetry, Outcome, RunContext, ToolQueue, ToolRegistry, tool
+from agentfsm import (
+    Agent,
+    ErrorType,
+    ModelRetry,
+    Outcome,
+    RunContext,
+    ToolCall,
+    ToolEvent,
+    ToolQueue,
+    ToolRegistry,
+    tool,
+)
 from agentfsm.core.events import ToolFinished
-from agentfsm.core.messages import ErrorType, ToolCall
-from agentfsm.streaming.stream import ToolEvent
-from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from agentfsm.testing import ScriptedModel, call, raw_call, say
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 from tests.support.tool_calls import ran
 

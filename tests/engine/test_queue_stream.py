@@ -8,12 +8,10 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import RunContext, ToolQueue, ToolRegistry, tool
+from agentfsm import Outcome, RunContext, ToolCall, ToolEvent, ToolEventType, ToolQueue, ToolRegistry, tool
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import Outcome, ToolCall
 from agentfsm.streaming.callbacks import MAX_BUFFERED_EVENTS
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.checks import HANG_S
 

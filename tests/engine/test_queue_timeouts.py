@@ -8,10 +8,20 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, ErrorType, Limits, Outcome, RunContext, ToolQueue, ToolRegistry, tool
-from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.core.pending import PendingKind
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Limits,
+    Outcome,
+    PendingKind,
+    RunContext,
+    ToolCall,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    tool,
+)
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.attendance import Attendance
 from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.checks import HANG_S, Keeping, settled, sound, virtually

@@ -7,12 +7,11 @@ import re
 import attrs
 import pytest
 
-from agentfsm import Agent, MisuseError, Outcome, Permissions, Run, RunContext, Settings, State, tool
+from agentfsm import Agent, MisuseError, Outcome, Permissions, Run, RunContext, Settings, State, ToolResult, tool
 from agentfsm.core.events import ToolFinished
-from agentfsm.core.messages import ToolResult
 from agentfsm.ports import Request, TokenCounter
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tokens.ledger import BYTES_PER_TOKEN
 from agentfsm.tools.tool import SHOWN_BYTES, SHOWN_TOKENS
 from tests.support.checks import reach, results_of, sound

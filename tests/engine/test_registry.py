@@ -5,11 +5,7 @@ from types import MappingProxyType
 import attrs
 import pytest
 
-from agentfsm._lib.limiter import Limiter
-from agentfsm.core.errors import DuplicateToolError, MisuseError
-from agentfsm.core.labels import Level
-from agentfsm.tools.registry import ToolRegistry
-from agentfsm.tools.tool import tool
+from agentfsm import DuplicateToolError, Level, Limiter, MisuseError, ToolRegistry, tool
 
 
 @tool(read_only=True, tags=["web", "weather"], limit=3)

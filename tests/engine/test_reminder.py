@@ -10,9 +10,19 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, MisuseError, RunContext, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    MisuseError,
+    RunContext,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    tool,
+)
 from agentfsm.core import events as e
-from agentfsm.core.messages import AssistantMessage, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.models.anthropic import wire as anthropic
 from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.planning import Planner

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentfsm.core.errors import ArgumentsError
+from agentfsm import ArgumentsError
 from agentfsm.tools.schema.arguments import check_object, read_object, repair_object
 
 MENDED = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.labels import Label
+from agentfsm import Agent, Label, tool
 from agentfsm.core.view_parts import ViewPart, ViewSource
 from agentfsm.engine.deciders import recall, window
 from agentfsm.guards import exit_filter

@@ -7,13 +7,12 @@ import logging
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, Settings, State, tool
+from agentfsm import Agent, LeaseHeldError, Limits, MisuseError, Outcome, RunNotFoundError, Settings, State, tool
 from agentfsm.context import Cut
-from agentfsm.core.errors import LeaseHeldError, RunNotFoundError
 from agentfsm.core.events import Resumed
 from agentfsm.ports import Model, Reply, Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, names, reach, sound
 
 

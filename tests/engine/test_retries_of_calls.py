@@ -15,9 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, ModelRetry, Outcome, RunContext, Settings, State, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import ModelUnavailableError, RefusedError, TransientError
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Limits,
+    ModelRetry,
+    ModelUnavailableError,
+    Outcome,
+    RefusedError,
+    RunContext,
+    Settings,
+    State,
+    ToolCall,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    TransientError,
+    tool,
+)
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, VirtualClock, call, say
 from tests.support.checks import keys_of, names, results_of, sound, sound_run, starts_of, virtually

@@ -7,11 +7,24 @@ import asyncio
 import anyio
 import pytest
 
-from agentfsm import Agent, AgentError, Limits, State, StopReason, tool
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm import (
+    Agent,
+    AgentError,
+    CallDelta,
+    ContextTooLongError,
+    Limits,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    State,
+    StopReason,
+    StreamEvent,
+    TextDelta,
+    tool,
+)
 from agentfsm.ports import Emit, Model, Reply, Request, TextChunk
-from agentfsm.streaming.stream import CallDelta, RunStream, StreamEvent, TextDelta
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.streaming.stream import RunStream
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import names, sound, virtually
 
 

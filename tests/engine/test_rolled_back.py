@@ -9,7 +9,7 @@ import pytest
 
 from agentfsm import Agent, MisuseError, PendingKind, tool
 from agentfsm.flow import Flow, step
-from agentfsm.ports.store import SystemClock
+from agentfsm.ports import SystemClock
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, VirtualClock, call, run_virtual, say
 from tests.support.checks import HANG_S

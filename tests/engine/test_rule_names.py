@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Permissions, Rule, ToolRegistry, tool
 from agentfsm.core.labels import matches_tool
 from agentfsm.guards import Guard, allow, ask, max_calls, only_for, refuse
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
@@ -10,8 +10,6 @@ from agentfsm.openapi import tools_from_openapi
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.label_rules import find_declarations
-from agentfsm.tools.permission import Permissions, Rule
-from agentfsm.tools.registry import ToolRegistry
 
 # Rules about the tool `Drop_table`.
 GLOBS = ["drop_*", "DROP_*", "drop_table", "Drop_Table", "[a-f]rop_*", "*_TABLE"]

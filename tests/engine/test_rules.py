@@ -9,17 +9,19 @@ import pytest
 
 from agentfsm import (
     Agent,
+    ErrorType,
     Limits,
     MisuseError,
     ModelRetry,
     Outcome,
     RunContext,
     Settings,
+    ToolCall,
     ToolQueue,
     ToolRegistry,
+    ToolResult,
     tool,
 )
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
 from agentfsm.tools.breaker import BreakerState

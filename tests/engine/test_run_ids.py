@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentfsm import Agent, MisuseError
-from agentfsm.core.messages import ToolCall
+from agentfsm import Agent, MisuseError, ToolCall
 from agentfsm.core.run_ids import (
     DerivedId,
     build_inner_id,

@@ -6,12 +6,9 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, tool
-from agentfsm.agents.runs import Runs
+from agentfsm import Agent, Limits, Runs, State, TextPart, tool
 from agentfsm.core.events import Observed
 from agentfsm.core.header import Header
-from agentfsm.core.machine import State
-from agentfsm.core.messages import TextPart
 from agentfsm.journal import follow
 from agentfsm.journal.run_status import RunStatus, explain_standstill, find_past_status, find_status, list_statuses
 from agentfsm.stores import MemoryStore, SQLiteStore

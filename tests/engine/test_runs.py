@@ -10,10 +10,12 @@ import pytest
 
 from agentfsm import (
     Agent,
+    AssistantMessage,
     ConflictError,
     Filter,
     InputRequired,
     MisuseError,
+    Outcome,
     PendingKind,
     Question,
     Run,
@@ -22,13 +24,13 @@ from agentfsm import (
     Runs,
     State,
     StopReason,
+    ToolCall,
     ask_user,
     tool,
     wait,
 )
 from agentfsm.core.events import ApprovalAsked, Observed, ToolFinished, ToolsChosen
 from agentfsm.core.json_text import round_timestamp
-from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall
 from agentfsm.ports import Clock, Feedback, Lease
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore
 from agentfsm.testing import ScriptedModel, call, say

@@ -10,10 +10,8 @@ import pytest
 import trio
 from anyio.lowlevel import checkpoint
 
-from agentfsm import ToolQueue, ToolRegistry, tool
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm import Outcome, ToolCall, ToolEvent, ToolEventType, ToolQueue, ToolRegistry, ToolResult, tool
+from agentfsm.testing import VirtualClock, run_virtual
 
 # How long each takes in section 10.1.
 SECONDS = {

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
-from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm import ArgumentsError, MisuseError
 from agentfsm.tools.schema.signature import FunctionSignature, build_function_signature
 
 Deps = TypeVar("Deps")

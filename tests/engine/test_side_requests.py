@@ -8,13 +8,9 @@ import random
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, ImagePart, Label, Limits, Purpose, ReasoningRefusedError, TextPart, tool
 from agentfsm.context import SlidingWindow, Summarise, TwoStage
 from agentfsm.core import events as e
-from agentfsm.core.errors import ReasoningRefusedError
-from agentfsm.core.labels import Label
-from agentfsm.core.messages import ImagePart, TextPart
-from agentfsm.core.usage import Purpose
 from agentfsm.core.view_parts import ViewSource
 from agentfsm.engine.model_calls import side_request
 from agentfsm.engine.model_calls.side_request import HISTORY_TOKENS, LEAVES_OUT
@@ -22,8 +18,7 @@ from agentfsm.guards import exit_filter
 from agentfsm.memory import Memory
 from agentfsm.planning import Plan, Planner
 from agentfsm.reflection import RUBRIC, Reflector
-from agentfsm.testing import ScriptedModel, say
-from agentfsm.testing.models import FunctionModel, call
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from agentfsm.tokens.ledger import read_text
 from agentfsm.tools.tool import make_tool
 

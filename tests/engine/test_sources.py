@@ -4,10 +4,8 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, AgentError, tool
-from agentfsm.core.errors import DuplicateToolError, RunNotFoundError
+from agentfsm import Agent, AgentError, DuplicateToolError, RunNotFoundError, ToolRegistry, tool
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.registry import ToolRegistry
 
 
 def named(name):

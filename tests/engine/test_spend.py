@@ -9,15 +9,27 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, RunContext, Settings, Spend, StopReason, StoreError, tool
-from agentfsm.core.errors import CorruptError, ModelReplyError
+from agentfsm import (
+    Agent,
+    CorruptError,
+    ErrorType,
+    Limits,
+    MisuseError,
+    ModelReplyError,
+    Outcome,
+    RunContext,
+    Settings,
+    Spend,
+    StopReason,
+    StoreError,
+    Usage,
+    tool,
+)
 from agentfsm.core.limits import SPEND_RECORDS
-from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Model, Reply, StoreRecord
 from agentfsm.reflection import RUBRIC, Reflector
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm.testing import ScriptedModel, call, fail, say
 from tests.support.checks import Wrapped, results_of, virtually
 
 DAY = Spend(per="day", usd=1.0)

@@ -13,7 +13,7 @@ from agentfsm import Agent, LeaseLostError, RunContext, TransientError, tool
 from agentfsm.core.events import Event, ToolCutOff, ToolStarted
 from agentfsm.engine.execution import journal as journals
 from agentfsm.ports import Lease, PendingWrite, Store
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S, Wrapped
 
 

@@ -16,8 +16,7 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, PendingKind, Permissions, Run, Runs, Spend
-from agentfsm.core.errors import IncompatibleProgramError
+from agentfsm import Agent, IncompatibleProgramError, Limits, Outcome, PendingKind, Permissions, Run, Runs, Spend
 from agentfsm.flow import Flow, step
 from agentfsm.guards import Guard, ask, refuse
 from agentfsm.testing import call, say

@@ -9,13 +9,12 @@ from functools import partial
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, ModelRetry, State, StopReason, stop_after_tool, tool
+from agentfsm import Agent, Limits, MisuseError, ModelRetry, State, StopReason, TextDelta, stop_after_tool, tool
 from agentfsm.core import events as e
-from agentfsm.core.events import Action, Verdict
 from agentfsm.guards import exit_filter
 from agentfsm.planning import Planner
-from agentfsm.ports.policies import Judge
-from agentfsm.streaming.stream import TextDelta
+from agentfsm.ports import Judge
+from agentfsm.reflection import Action, Verdict
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 

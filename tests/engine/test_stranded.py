@@ -4,8 +4,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, MisuseError, tool
-from agentfsm.agents.runs import Runs
+from agentfsm import Agent, MisuseError, Runs, tool
 from agentfsm.core.header import FORMAT
 from agentfsm.ports import Filter
 from agentfsm.stores import MemoryStore, SQLiteStore

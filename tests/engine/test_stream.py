@@ -12,24 +12,30 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, ConflictError, MisuseError, Run, State, StopReason, StoreError, tool
-from agentfsm.core.errors import LeaseHeldError, ModelError
-from agentfsm.core.usage import Usage
-from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
-from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import (
-    MERGE_THRESHOLD,
+from agentfsm import (
+    Agent,
     CallDelta,
+    ConflictError,
+    LeaseHeldError,
+    MisuseError,
+    ModelError,
+    Run,
     RunEnded,
-    RunStream,
+    State,
     StateChanged,
+    StopReason,
+    StoreError,
     StreamEvent,
     TextDelta,
     ToolEvent,
+    Usage,
     UsageReported,
-    build_delta_factory,
+    tool,
 )
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.ports import CallChunk, Emit, Model, ProposedCall, Reply, Request, TextChunk
+from agentfsm.stores import MemoryStore
+from agentfsm.streaming.stream import MERGE_THRESHOLD, RunStream, build_delta_factory
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, names, no_leases, sound
 
 VISITED = ["think", "act", "reflect", "observe", "think", "done"]

@@ -9,27 +9,32 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Run, State, Usage, ask_user, tool
-from agentfsm.core.events import Observed
-from agentfsm.core.header import Header
-from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import ToolResult
-from agentfsm.core.run import begin_run
-from agentfsm.streaming.stream import (
+from agentfsm import (
+    Agent,
     AgentEvent,
     AgentEventType,
     BudgetWarning,
     CallDelta,
+    Run,
     RunEnded,
+    State,
     StateChanged,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
     ToolEvent,
     ToolEventType,
+    ToolResult,
+    Usage,
     UsageReported,
+    ask_user,
+    tool,
 )
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.core.events import Observed
+from agentfsm.core.header import Header
+from agentfsm.core.labels import ToolKind
+from agentfsm.core.run import begin_run
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
 
 

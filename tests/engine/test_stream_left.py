@@ -14,13 +14,10 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, ToolEvent, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import ClosedError
-from agentfsm.core.messages import ToolCall
+from agentfsm import Agent, ClosedError, StreamEvent, ToolCall, ToolEvent, ToolQueue, ToolRegistry, tool
 from agentfsm.journal.seals import SealFile
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import StreamEvent
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, no_leases, sound
 
 # trio warns of a generator that its garbage collector finalises; that is one of the ways.

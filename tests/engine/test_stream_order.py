@@ -6,15 +6,28 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, ModelRetry, Run, RunContext, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import (
+    TABLE,
+    Agent,
+    Limits,
+    ModelRetry,
+    ModelUnavailableError,
+    Run,
+    RunContext,
+    StateChanged,
+    StreamEvent,
+    ToolCall,
+    ToolEvent,
+    ToolEventType,
+    ToolQueue,
+    ToolRegistry,
+    ToolResult,
+    tool,
+)
 from agentfsm.core.events import Event, ToolFinished, ToolsReturned
 from agentfsm.core.inbox import Cancel
-from agentfsm.core.machine import TABLE
-from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.ports import CallChunk, Emit, Model, Reply, Request
-from agentfsm.streaming.stream import StateChanged, StreamEvent, ToolEvent, ToolEventType
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.checks import HANG_S
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm import ArgumentsError, MisuseError
 from agentfsm.tools.schema.json_schema import build_schema_signature
 from agentfsm.tools.schema.signature import build_function_signature
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls

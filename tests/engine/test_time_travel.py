@@ -11,18 +11,19 @@ from agentfsm import (
     IllegalTransitionError,
     Limits,
     MisuseError,
+    Outcome,
     PendingKind,
     RunContext,
     Settings,
     State,
     StopReason,
+    UserMessage,
     ask_user,
     difference,
     tool,
 )
 from agentfsm.core.calls import Phase
 from agentfsm.core.events import Answered, Resumed, ToolFinished, ToolLost
-from agentfsm.core.messages import Outcome, UserMessage
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import keys_of, names, sound, valid_history
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, StopReason, tool
-from agentfsm.core.messages import ErrorType
-from agentfsm.core.pending import Question
-from agentfsm.core.usage import Usage
-from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.run_context import InputRequired
+from agentfsm import (
+    Agent,
+    ErrorType,
+    InputRequired,
+    Limits,
+    MisuseError,
+    Outcome,
+    Question,
+    RunContext,
+    Settings,
+    StopReason,
+    Usage,
+    tool,
+)
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of, sound, virtually
 from tests.support.unknown_outcomes import recovered
 

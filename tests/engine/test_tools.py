@@ -6,10 +6,8 @@ import functools
 
 import pytest
 
-from agentfsm import Agent, MisuseError, RunContext, Tool, ToolQueue, ToolRegistry, tool
-from agentfsm.core.errors import DuplicateToolError
-from agentfsm.core.messages import ToolCall
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm import Agent, DuplicateToolError, MisuseError, RunContext, Tool, ToolCall, ToolQueue, ToolRegistry, tool
+from agentfsm.testing import ScriptedModel, call, say
 
 
 @tool

@@ -23,7 +23,7 @@ import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.errors import ModelRetry, ModelUnavailableError, RefusedError, TransientError
+from agentfsm import ModelRetry, ModelUnavailableError, RefusedError, TransientError
 from agentfsm.tools.queue.transient import TRANSIENT_BY_LIBRARY, TransientFailure, classify_failure
 
 NOW_S = 1_800_000_000.0

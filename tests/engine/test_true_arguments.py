@@ -12,11 +12,10 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
-from agentfsm import Agent, Outcome, State, tool
-from agentfsm.core.errors import ArgumentsError, MisuseError
-from agentfsm.core.plans import Plan
-from agentfsm.models.openai.conversion import from_openai
-from agentfsm.testing.models import ScriptedModel, call, raw_call, say
+from agentfsm import Agent, ArgumentsError, MisuseError, Outcome, State, tool
+from agentfsm.models import from_openai
+from agentfsm.planning import Plan
+from agentfsm.testing import ScriptedModel, call, raw_call, say
 from agentfsm.tools.schema.signature import compile_type
 from tests.support.checks import results_of
 

@@ -6,20 +6,25 @@ import contextlib
 
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, State, tool
-from agentfsm.core.inbox import Approve, PostedItem
-from agentfsm.core.messages import (
+from agentfsm import (
+    Agent,
     AssistantMessage,
-    Message,
+    Limits,
+    MisuseError,
+    Outcome,
+    State,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
+    tool,
 )
+from agentfsm.core.inbox import Approve, PostedItem
+from agentfsm.core.messages import Message
 from agentfsm.ports import FinishReason, Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.valid_histories import IMAGE, RUN, taken
 from tests.support.wire_rules import check_wires, openai_of
 

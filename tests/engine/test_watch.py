@@ -12,7 +12,7 @@ import pytest
 from agentfsm import Agent, MisuseError, tool
 from agentfsm.stores import MemoryStore
 from agentfsm.streaming import callbacks
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import sound
 
 

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from agentfsm import Agent, ErrorType, MisuseError, Outcome, Permissions, Settings, State, ask_user, tool, wait
-from agentfsm.core.plans import Plan, PlanStep
 from agentfsm.flow import Flow, StepStatus, agent_step, each, step
 from agentfsm.models import HostedMCP, WebSearch
-from agentfsm.planning import Planner
+from agentfsm.planning import Plan, Planner, PlanStep
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
 

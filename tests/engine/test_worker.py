@@ -10,9 +10,19 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, InputKind, MisuseError, PendingKind, RunContext, State, ask_user, tool, wait
-from agentfsm.core.errors import StoreError
-from agentfsm.core.messages import ToolResult
+from agentfsm import (
+    Agent,
+    InputKind,
+    MisuseError,
+    PendingKind,
+    RunContext,
+    State,
+    StoreError,
+    ToolResult,
+    ask_user,
+    tool,
+    wait,
+)
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual

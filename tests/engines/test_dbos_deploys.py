@@ -9,8 +9,7 @@ from agentfsm import Agent, State
 from agentfsm.engines.dbos import DBOSEngine
 from agentfsm.engines.executor_locks import ExecutorLocks
 from agentfsm.stores import PostgresStore
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel
 from tests.support.dbos_executor import make_engine
 
 

@@ -7,12 +7,10 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm import Agent, MisuseError, RunContext, State, tool
-from agentfsm.agents.runs import Runs
+from agentfsm import Agent, MisuseError, RunContext, Runs, State, tool
 from agentfsm.engines.dbos import DBOSEngine
 from agentfsm.stores import MemoryStore, PostgresStore
-from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.dbos_executor import make_clerk, make_engine, start
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, ToolResult, tool
 from agentfsm.evals import CaseResult, Evaluation, Grade
-from agentfsm.testing.models import FunctionModel, call, say
+from agentfsm.testing import FunctionModel, call, say
 
 
 @tool(read_only=True)

@@ -7,8 +7,7 @@ from agentfsm import Agent, Limits, MisuseError, RunContext, ToolResult, tool
 from agentfsm.evals import Case, ExpectedCall, Suite, evaluate
 from agentfsm.prompts import json_valid
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import FunctionModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 TESLA = Case(
     id="tesla",

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from agentfsm import Agent, MisuseError, tool
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, MisuseError, ToolResult, tool
 from agentfsm.evals import Case, add_case, evaluate, load_suite
 from agentfsm.evals.suite_files import describe_run
-from agentfsm.testing.models import FunctionModel, call, say
+from agentfsm.testing import FunctionModel, call, say
 
 MASKED = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789"
 

@@ -8,8 +8,7 @@ from agentfsm import Agent, MisuseError
 from agentfsm.core.run import begin_run
 from agentfsm.evals import SCORERS, Case, GradedRun, RubricJudge, evaluate
 from agentfsm.evals.rubric_judge import RUBRIC, find_family
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel
 
 CASE = Case(input="What is 6 * 7?", answer="42")
 

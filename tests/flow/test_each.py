@@ -8,14 +8,12 @@ import sys
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, RunContext, State, TransientError
+from agentfsm import Agent, ErrorType, Limits, MisuseError, RunContext, State, TransientError
 from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.events import Resumed
-from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
 from agentfsm.ports import Reply, Request
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 Review = dict[str, str]

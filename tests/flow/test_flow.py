@@ -9,14 +9,23 @@ from itertools import product
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, RunContext, Runs, State, StopReason, TransientError, tool
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Limits,
+    MisuseError,
+    PendingKind,
+    RunContext,
+    Runs,
+    State,
+    StopReason,
+    TransientError,
+    tool,
+)
 from agentfsm.core import events as e
-from agentfsm.core.messages import ErrorType
-from agentfsm.core.pending import PendingKind
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ import attrs
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from agentfsm import Label
 from agentfsm.core.json_text import list_leaves, map_json_texts
-from agentfsm.core.labels import Label
 from agentfsm.core.sensitive_text import redact_members
 from agentfsm.guards import exit_filter
-from agentfsm.ports.guards import GuardedCall, OutgoingText, ToolTraits
+from agentfsm.ports import GuardedCall, OutgoingText, ToolTraits
 from tests.support.sample_runs import header
 
 KEY = "battery-horse-9"

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, State
-from agentfsm.core.sensitive_text import DataKind
-from agentfsm.guards import Vault, exit_filter
+from agentfsm.guards import DataKind, Vault, exit_filter
 from agentfsm.testing import ScriptedModel
 
 VAULT = Vault(Vault.create_key())

@@ -22,8 +22,7 @@ import httpx2
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.shared.auth import OAuthToken
 
-from agentfsm import Agent, Answer
-from agentfsm.core.pending import Pending
+from agentfsm import Agent, Answer, Pending
 from agentfsm.mcp import LoginRequiredError, MCPServer, MemoryTokens, OAuth
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import make_tool

@@ -11,11 +11,19 @@ from typing import Any, Final
 
 import anyio
 
-from agentfsm import InputRequired, Question, ToolRegistry, tool
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart, UserMessage
-from agentfsm.mcp.server.resources import Prompt, Resource
-from agentfsm.mcp.server.service import MCPService
-from agentfsm.tools.run_context import RunContext
+from agentfsm import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    InputRequired,
+    Question,
+    RunContext,
+    TextPart,
+    ToolRegistry,
+    UserMessage,
+    tool,
+)
+from agentfsm.mcp import MCPService, Prompt, Resource
 from agentfsm.tools.tool import make_tool
 
 # One red pixel.

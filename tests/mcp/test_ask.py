@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentfsm
-from agentfsm import Agent, MisuseError, Outcome, PendingKind
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, MisuseError, Outcome, PendingKind, ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say

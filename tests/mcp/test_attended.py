@@ -14,9 +14,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import agentfsm
-from agentfsm import Agent, Answer, Limits, MisuseError, Outcome, PendingKind, StopReason
+from agentfsm import Agent, Answer, Limits, MisuseError, Outcome, PendingKind, StopReason, ToolResult
 from agentfsm.core.events import InputGiven, ToolFinished, ToolPaused, ToolStarted
-from agentfsm.core.messages import ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say

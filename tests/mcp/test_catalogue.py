@@ -2,8 +2,7 @@
 
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm import Agent, ErrorType, Outcome, ToolResult
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
 

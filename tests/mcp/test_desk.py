@@ -8,8 +8,8 @@ import anyio
 import mcp.types as m
 import pytest
 
+from agentfsm import InputRequired
 from agentfsm.mcp.client.elicitation import AMBIGUOUS_ELICITATION, ElicitationRouter, ElicitationState, QuestionHandling
-from agentfsm.tools.run_context import InputRequired
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 WHO = m.ElicitRequestFormParams(message="Who?", requested_schema=SCHEMA)

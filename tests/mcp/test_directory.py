@@ -4,7 +4,7 @@ import pytest
 
 from agentfsm import Agent
 from agentfsm.mcp import Candidate, FoundServers, MCPServerError, MemoryPins, PinFile, ServerSandbox
-from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.listing_server import listed, names, tool
 

@@ -6,8 +6,7 @@ from contextlib import nullcontext
 import anyio
 import pytest
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm import ErrorType, MisuseError, Outcome
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import http_client
 from tests.support.mcp_calls import one_call, until

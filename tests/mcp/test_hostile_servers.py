@@ -5,7 +5,7 @@ import threading
 import anyio
 import pytest
 
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.tools.breaker import BreakerState

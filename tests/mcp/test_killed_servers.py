@@ -9,8 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.client.mcp_server import ToolPolicy
 from agentfsm.testing import ScriptedModel, call, say

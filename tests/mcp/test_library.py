@@ -11,21 +11,12 @@ import mcp.types as m
 import pytest
 from mcp import MCPError
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import (
-    AssistantMessage,
-    ImagePart,
-    TextPart,
-    ToolResult,
-    UserMessage,
-)
+from agentfsm import Agent, AssistantMessage, ImagePart, MisuseError, TextPart, ToolResult, UserMessage
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.connection import tool_changes
 from agentfsm.mcp.errors import NoAnswerError
-from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.testing.clock import run_virtual
+from agentfsm.testing import ScriptedModel, call, run_virtual, say
 from tests.support.mcp_calls import heard, one_call, rude
 
 PNG = b64encode(b"\x89PNG\r\n\x1a\n").decode()

@@ -12,14 +12,11 @@ from anyio import wait_all_tasks_blocked
 from mcp.client import session
 from mcp.shared.message import SessionMessage
 
-from agentfsm import Agent
-from agentfsm.core.errors import ClosedError, RefusedError
-from agentfsm.core.messages import Outcome
+from agentfsm import Agent, ClosedError, Outcome, RefusedError, RunContext
 from agentfsm.mcp import MCPServer, MCPServerError
 from agentfsm.mcp.connection import connection_thread, server_connection
 from agentfsm.mcp.connection import lenient_parsing as client
 from agentfsm.testing import ScriptedModel, say
-from agentfsm.tools.run_context import RunContext
 from tests.support.mcp_calls import heard, leftovers, lives, one_call, rude, until
 
 

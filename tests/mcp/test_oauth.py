@@ -10,8 +10,7 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.backends import fail
 
-from agentfsm import Agent, MisuseError
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, MisuseError, ToolResult
 from agentfsm.mcp import (
     KeyringTokens,
     LoginRequiredError,

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from anyio import run_process, to_thread
 
-from agentfsm import Agent, Answer
+from agentfsm import Agent, Answer, ErrorType, ImagePart, ToolEvent, ToolEventType, ToolResult
 from agentfsm.cli.demo import demo_agent
-from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.mcp import MCPServer
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import LocalServer, ScriptedModel, call, say
 from tests.support import server_reaper
 from tests.support.node_packages import program

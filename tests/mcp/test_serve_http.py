@@ -12,10 +12,9 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ElicitResult, Implementation
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, MisuseError, tool
 from agentfsm._lib.web.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
 from agentfsm._lib.web.http_server import bind_socket
-from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPService, Resource
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable

@@ -8,8 +8,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import PromptReference, ResourceTemplateReference
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AssistantMessage, AudioPart, FilePart, ImagePart, TextPart, UserMessage
+from agentfsm import AssistantMessage, AudioPart, FilePart, ImagePart, MisuseError, TextPart, UserMessage
 from agentfsm.mcp import Argument, MCPService, Prompt, Resource
 from agentfsm.mcp.server import resources as serve_offers
 

@@ -17,7 +17,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import agentfsm
-from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.helpers import list_claimable
 
 APP = Path(__file__).with_name("served.py.txt")

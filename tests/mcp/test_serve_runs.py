@@ -8,8 +8,7 @@ import attrs
 import pytest
 from mcp import Client, MCPError
 
-from agentfsm import Agent, Limits, RunContext, tool
-from agentfsm.core.errors import MisuseError
+from agentfsm import Agent, Limits, MisuseError, RunContext, tool
 from agentfsm.guards import Guard
 from agentfsm.mcp import MCPService
 from agentfsm.mcp.server import served_runs as serve_runs

@@ -14,8 +14,7 @@ from mcp import Client
 from pydantic import BaseModel, Field, computed_field
 from typing_extensions import TypedDict
 
-from agentfsm import tool
-from agentfsm.core.messages import ImagePart, Outcome, TextPart
+from agentfsm import ImagePart, Outcome, TextPart, tool
 from agentfsm.mcp import MCPService
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import make_tool

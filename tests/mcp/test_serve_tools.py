@@ -8,13 +8,11 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import ElicitResult, ToolListChangedNotification
 
-from agentfsm import Permissions, RunContext, ToolRegistry, tool
-from agentfsm.core.errors import ModelRetry
+from agentfsm import ModelRetry, Permissions, Rule, RunContext, ToolRegistry, tool
 from agentfsm.mcp import MCPServerError, MCPService
 from agentfsm.mcp.server import call_sequencer as serve_turns
 from agentfsm.mcp.server import service as serve
 from agentfsm.tools.builtin import ask_user
-from agentfsm.tools.permission import Rule
 from agentfsm.tools.tool import make_tool
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])

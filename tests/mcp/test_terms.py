@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import mcp.types as m
 import pytest
 
-from agentfsm import Agent, MisuseError
-from agentfsm.mcp import MemoryPins
+from agentfsm import Agent, MisuseError, Permissions
+from agentfsm.mcp import MemoryPins, PinFile
 from agentfsm.mcp.trust.consent import ConsentGate, summarize_item
-from agentfsm.mcp.trust.pins import PinFile, build_tool_text
+from agentfsm.mcp.trust.pins import build_tool_text
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, describe_call
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.permission import Permissions
 from tests.support.listing_server import listed, names, tool
 
 HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive_hint=False)

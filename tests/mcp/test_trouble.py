@@ -5,8 +5,7 @@ import pytest
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 
-from agentfsm.core.errors import AgentError, ModelRetry, OutcomeUnknownError, RefusedError, TransientError
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm import AgentError, ErrorType, ModelRetry, Outcome, OutcomeUnknownError, RefusedError, TransientError
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.request_errors import (

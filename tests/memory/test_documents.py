@@ -5,10 +5,8 @@ import random
 import attrs
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError
+from agentfsm import Agent, FilePart, MisuseError, TextPart
 from agentfsm.core.events import Recalled
-from agentfsm.core.messages import FilePart, TextPart
 from agentfsm.memory import DocumentChange, Expiry, Memory
 from agentfsm.ports.memory_items import ItemFilter
 from agentfsm.stores import MemoryStore

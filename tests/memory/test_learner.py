@@ -7,8 +7,7 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Runs, tool
 from agentfsm.core.run_ids import DerivedId
-from agentfsm.memory import Memory
-from agentfsm.memory.learner import Learner
+from agentfsm.memory import Learner, Memory
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 

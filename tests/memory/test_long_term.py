@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.memory import Expiry, Memory, SQLiteIndex
 
 DAY = 86_400.0

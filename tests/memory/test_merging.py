@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm import Agent, MisuseError
 from agentfsm.memory import Learner, Memory
-from agentfsm.ports.store import Clock
+from agentfsm.ports import Clock
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import FunctionModel, HashEmbedder, ScriptedModel
 

@@ -5,10 +5,8 @@ import json
 import psycopg
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError
-from agentfsm.memory import Memory, PostgresIndex
-from agentfsm.memory.learner import Learner
+from agentfsm import Agent, MisuseError
+from agentfsm.memory import Learner, Memory, PostgresIndex
 from agentfsm.stores import PostgresStore
 from agentfsm.testing import HashEmbedder, ScriptedModel
 from agentfsm.testing.memory_conformance import (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentfsm.memory.ranking import Weights, diversify, fuse, rank_vectors, rank_windows, score_items
+from agentfsm.memory import Weights
+from agentfsm.memory.ranking import diversify, fuse, rank_vectors, rank_windows, score_items
 from agentfsm.ports.memory_items import ItemMatch, MemoryItem, TextSearch
 
 DAY = 86_400.0

@@ -11,12 +11,10 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, Runs, tool
-from agentfsm.core.errors import ConflictError, RunNotFoundError
-from agentfsm.memory import Memory
-from agentfsm.memory.learner import Learner
+from agentfsm import Agent, ConflictError, Limits, RunNotFoundError, Runs, tool
+from agentfsm.memory import Learner, Memory
+from agentfsm.ports import Clock
 from agentfsm.ports.memory_items import MemoryItem
-from agentfsm.ports.store import Clock
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 

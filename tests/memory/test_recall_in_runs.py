@@ -3,9 +3,8 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, MisuseError, Settings, State, tool
+from agentfsm import Agent, MisuseError, Settings, State, ToolResult, UserMessage, tool
 from agentfsm.core.events import Recalled
-from agentfsm.core.messages import ToolResult, UserMessage
 from agentfsm.core.window_layers import WindowDemand, WindowLayers
 from agentfsm.memory import Memory, Recollection, build_memory_tools
 from agentfsm.memory.long_term import as_recalled

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from agentfsm import Agent
+from agentfsm import Agent, TextPart, UserMessage
 from agentfsm.context import BySimilarity
-from agentfsm.core.messages import MessageOrigin, TextPart, UserMessage
+from agentfsm.core.messages import MessageOrigin
 from agentfsm.engine.model_calls.message_groups import group_messages
-from agentfsm.memory import Memory
-from agentfsm.memory.learner import Learner
+from agentfsm.memory import Learner, Memory
 from agentfsm.planning import Planner
-from agentfsm.ports.context import GroupKind
+from agentfsm.ports import GroupKind
 from agentfsm.reflection import RUBRIC, Reflector
 from agentfsm.serve.dialects.ag_ui_encoder import _convert_message
 from agentfsm.stores import MemoryStore

@@ -2,10 +2,8 @@
 
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm import Agent, MisuseError, ModelError, Usage
 from agentfsm.core.events import Recalled
-from agentfsm.core.usage import Usage
 from agentfsm.memory import Memory, TermReranker
 from agentfsm.models import HTTPReranker
 from agentfsm.ports.reranker import Reranker, Reranking

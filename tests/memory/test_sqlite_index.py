@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from agentfsm.core.errors import CorruptError, MisuseError, StoreError
+from agentfsm import CorruptError, MisuseError, StoreError
 from agentfsm.memory import SQLiteIndex
 from agentfsm.ports.memory_items import Namespace
 from agentfsm.stores import SQLiteStore

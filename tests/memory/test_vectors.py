@@ -9,8 +9,7 @@ import anyio.lowlevel
 import apsw
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError
+from agentfsm import Agent, MisuseError
 from agentfsm.core.events import Recalled
 from agentfsm.memory import Memory, SQLiteIndex
 from agentfsm.memory import vector_file as module

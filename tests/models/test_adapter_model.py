@@ -12,11 +12,17 @@ import anyio.to_thread
 import attrs
 import pytest
 
-from agentfsm import Agent
+from agentfsm import (
+    Agent,
+    MisuseError,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    TextPart,
+    Usage,
+    UserMessage,
+)
 from agentfsm._lib.plugins import find_plugins
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.usage import Usage
 from agentfsm.models import AdapterModel, Price, provider_errors
 from agentfsm.ports import CallChunk, FinishReason, ProposedCall, Reply, Request, TextChunk
 from agentfsm.ports.model import MAX_REPLY_CALLS, MAX_REPLY_CHARS

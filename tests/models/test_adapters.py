@@ -8,8 +8,7 @@ import httpx
 import httpx2
 import pytest
 
-from agentfsm.core.errors import ClosedError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.usage import Usage
+from agentfsm import ClosedError, ModelError, ModelReplyError, ModelUnavailableError, Usage
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, TextChunk
 from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import ANTHROPIC, CALLS, CHAT, KEY, REQUEST, RESPONSES, both_ways, forget_keys

@@ -7,15 +7,9 @@ import attrs
 import httpx
 import pytest
 
-from agentfsm.core.errors import (
-    MisuseError,
-    ModelError,
-)
-from agentfsm.core.messages import AudioPart, UserMessage
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
-from agentfsm.models.anthropic.model import ANTHROPIC_URL, Anthropic
-from agentfsm.models.prices import Price
+from agentfsm import AudioPart, MisuseError, ModelError, Settings, Usage, UserMessage
+from agentfsm.models import Anthropic, Price
+from agentfsm.models.anthropic.model import ANTHROPIC_URL
 from agentfsm.ports import (
     FinishChunk,
     FinishReason,

@@ -6,13 +6,8 @@ import anthropic
 import httpx2
 import pytest
 
-from agentfsm.core.errors import (
-    ContextTooLongError,
-    ModelError,
-    ModelReplyError,
-    ModelUnavailableError,
-)
-from agentfsm.models.anthropic.model import Anthropic
+from agentfsm import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.models import Anthropic
 from agentfsm.testing import WireReply
 from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
 

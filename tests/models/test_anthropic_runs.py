@@ -8,9 +8,7 @@ import pydantic
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
-from agentfsm.models import Fallback, Throttled
-from agentfsm.models.anthropic.model import Anthropic
-from agentfsm.models.prices import Price
+from agentfsm.models import Anthropic, Fallback, Price, Throttled
 from agentfsm.planning import Planner
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, WireReply, call, say

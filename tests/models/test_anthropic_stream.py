@@ -5,8 +5,8 @@ import json
 import attrs
 import pytest
 
-from agentfsm.core.messages import AssistantMessage, ToolCall, UserMessage, as_parts
-from agentfsm.core.usage import Usage
+from agentfsm import AssistantMessage, ToolCall, Usage, UserMessage
+from agentfsm.core.messages import as_parts
 from agentfsm.models.anthropic.wire import AnthropicStreamAssembler, decode, encode
 from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Reply, Request, TextChunk, ThinkingChunk

@@ -8,21 +8,22 @@ from types import MappingProxyType
 import attrs
 import pytest
 
-from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     AudioPart,
     FilePart,
     ImagePart,
-    NativeReply,
+    MisuseError,
+    ModelError,
     Outcome,
+    Settings,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.settings import Settings
+from agentfsm.core.messages import NativeReply
 from agentfsm.models.anthropic import wire
 from agentfsm.models.anthropic.wire import build_encoding_cache, encode, escape_call_id, unsupported_part
 from agentfsm.ports import OutputForm, Request, ToolDefinition

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Limits, note, tool
+from agentfsm import Agent, AssistantMessage, Limits, note, tool
 from agentfsm.core import events as e
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.memory import Memory
 from agentfsm.models import Anthropic, OpenAIResponses, Router, find_profile
 from agentfsm.stores import MemoryStore

@@ -3,17 +3,14 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, Settings, StoreError, TextDelta, tool
+from agentfsm import Agent, MisuseError, Settings, StoreError, TextDelta, TextPart, Usage, UserMessage, tool
 from agentfsm.cli.render.text import format_run
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import HostedContent, NativeReply, TextPart, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models import CachedModel, Fallback, OpenAIChat, Router, Throttled, Tiered, WebSearch
-from agentfsm.ports import Clock, FinishReason, Request, ToolDefinition
-from agentfsm.ports.model import OutputForm, Reply
+from agentfsm.core.messages import NativeReply
+from agentfsm.models import CachedModel, Fallback, HostedContent, OpenAIChat, Router, Throttled, Tiered, WebSearch
+from agentfsm.ports import Clock, FinishReason, OutputForm, Reply, Request, ToolDefinition
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 SURE = Settings(temperature=0)
 REQUEST = Request(

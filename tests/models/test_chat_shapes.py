@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from agentfsm import Agent, CallDelta, Settings, tool
-from agentfsm.core.messages import AssistantMessage, NativeReply, TextPart, ToolCall, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm import Agent, AssistantMessage, CallDelta, Settings, TextPart, ToolCall, Usage, UserMessage, tool
+from agentfsm.core.messages import NativeReply
+from agentfsm.models import OpenAIChat
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler, build_encoding_cache, decode, encode
 from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk

@@ -5,21 +5,22 @@ from types import MappingProxyType
 
 import pytest
 
-from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     AudioPart,
     FilePart,
     ImagePart,
+    MisuseError,
+    ModelError,
     Outcome,
+    Settings,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
+    Usage,
     UserMessage,
 )
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
 from agentfsm.models import wire
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler as Assembly

@@ -9,21 +9,22 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.protocol.instruct.validator import ValidationMode, get_validator
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
 
-from agentfsm import Agent, Settings, tool
-from agentfsm.core.messages import (
+from agentfsm import (
+    Agent,
     AssistantMessage,
     ImagePart,
     Outcome,
+    Settings,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
+    tool,
 )
-from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.models import OpenAIChat, find_profile
 from agentfsm.models.openai.chat_wire import build_encoding_cache, encode
 from agentfsm.models.openai.dialects import OPENAI, find_dialect, to_mistral_id
-from agentfsm.models.profiles import find_profile
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, call, say

@@ -5,8 +5,16 @@ import json
 import httpx2
 import pytest
 
-from agentfsm import Agent, Limits, Settings, tool
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm import (
+    Agent,
+    ContextTooLongError,
+    Limits,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Settings,
+    tool,
+)
 from agentfsm.models import OpenAIChat
 from agentfsm.models.provider_errors import read_error_message
 from agentfsm.stores import MemoryStore

@@ -6,25 +6,25 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits, Settings, StopReason
-from agentfsm.core.errors import (
+from agentfsm import (
+    Agent,
     ContextTooLongError,
+    ImagePart,
+    Limits,
     MisuseError,
     ModelError,
     ModelReplyError,
     ModelUnavailableError,
+    Settings,
+    StopReason,
+    TextDelta,
+    TextPart,
+    Usage,
+    UserMessage,
 )
-from agentfsm.core.messages import ImagePart, TextPart, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models import Anthropic, OpenAIResponses, Throttled
-from agentfsm.models.openai.chat import OpenAIChat
-from agentfsm.models.prices import Price
-from agentfsm.models.wrappers.fallback import Fallback
+from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price, Throttled
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
-from agentfsm.streaming.stream import TextDelta
-from agentfsm.testing import LocalServer, WireReply, say
-from agentfsm.testing.clock import run_virtual
-from agentfsm.testing.models import ScriptedModel, fail
+from agentfsm.testing import LocalServer, ScriptedModel, WireReply, fail, run_virtual, say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 OVERLOADED = fail(ModelUnavailableError("overloaded", status=529))

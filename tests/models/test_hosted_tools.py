@@ -7,13 +7,14 @@ import json
 import pytest
 
 from agentfsm import Agent, MisuseError, Settings, StopReason, tool
-from agentfsm.core.messages import Citation, HostedFile
 from agentfsm.guards import Guard
 from agentfsm.models import (
     Anthropic,
+    Citation,
     CodeExecution,
     FileSearch,
     Gemini,
+    HostedFile,
     HostedMCP,
     ImageGeneration,
     OpenAIChat,

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from agentfsm import Agent, Settings, tool
-from agentfsm.core.messages import AssistantMessage
+from agentfsm import Agent, AssistantMessage, Settings, tool
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, WireReply, call, say

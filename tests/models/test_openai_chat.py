@@ -11,18 +11,17 @@ import httpx2
 import openai
 import pytest
 
-from agentfsm.core.errors import (
+from agentfsm import (
     ContextTooLongError,
     MisuseError,
     ModelError,
     ModelReplyError,
     ModelUnavailableError,
+    Settings,
+    Usage,
 )
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
+from agentfsm.models import OpenAIChat, Price
 from agentfsm.models.openai import chat_wire
-from agentfsm.models.openai.chat import OpenAIChat
-from agentfsm.models.prices import Price
 from agentfsm.models.sdk import read_retry_after_headers
 from agentfsm.ports import FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
 from agentfsm.testing import LocalServer, WireReply, say

@@ -5,7 +5,7 @@ from functools import wraps
 
 import pytest
 
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIEmbedder, Price
 from agentfsm.models.openai.embeddings import BATCH_TOKENS, create_embedder
 from tests.support.embedding_server import embed_text, serving_embeddings

@@ -3,19 +3,20 @@
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from agentfsm import Agent, tool
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import (
+from agentfsm import (
+    Agent,
     AssistantMessage,
     AudioPart,
     FilePart,
     ImagePart,
+    MisuseError,
     Outcome,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
+    tool,
 )
 from agentfsm.models import from_openai, to_openai
 from agentfsm.testing import ScriptedModel, call, say

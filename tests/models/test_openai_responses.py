@@ -6,13 +6,21 @@ import attrs
 import openai
 import pytest
 
-from agentfsm import Agent, ModelRetry, Outcome, State, tool
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import AudioPart
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
-from agentfsm.models.openai.chat import OpenAIChat
-from agentfsm.models.openai.responses import OpenAIResponses
+from agentfsm import (
+    Agent,
+    AudioPart,
+    ContextTooLongError,
+    ModelError,
+    ModelReplyError,
+    ModelRetry,
+    ModelUnavailableError,
+    Outcome,
+    Settings,
+    State,
+    Usage,
+    tool,
+)
+from agentfsm.models import OpenAIChat, OpenAIResponses
 from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, WireReply, call, say

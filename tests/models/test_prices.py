@@ -7,12 +7,9 @@ import threading
 import attrs
 import pytest
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models import prices
-from agentfsm.models.openai.chat import OpenAIChat
-from agentfsm.models.prices import Price, find_list_cost_usd, find_price
+from agentfsm import MisuseError, TextPart, Usage, UserMessage
+from agentfsm.models import OpenAIChat, Price, prices
+from agentfsm.models.prices import find_list_cost_usd, find_price
 from agentfsm.ports import Request
 from agentfsm.testing import LocalServer, say
 

@@ -12,7 +12,7 @@ from genai_prices import data
 from agentfsm import Agent, MisuseError, Settings
 from agentfsm.models import Anthropic, Gemini, OpenAIResponses, Thinking, find_profile
 from agentfsm.models.gemini.contents import build_config
-from agentfsm.ports.model import Request
+from agentfsm.ports import Request
 
 VENDORS = {"anthropic", "google", "x-ai", "deepseek", "openai", "moonshotai"}
 # The list's window is not that of the family: an address of the API that is for something else, or a resold model.

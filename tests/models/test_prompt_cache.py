@@ -5,13 +5,9 @@ import json
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Settings, tool
-from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models import OpenAIChat, OpenAIResponses, Price
-from agentfsm.models.anthropic.model import Anthropic
-from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.ports.store import Clock
+from agentfsm import Agent, Limits, Settings, TextPart, Usage, UserMessage, tool
+from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses, Price
+from agentfsm.ports import Clock, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import MemoryStore
 from tests.support.anthropic_cache import PromptCache
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentfsm import Agent, MisuseError, Settings, TextPart, UserMessage, tool
 from agentfsm.models import OpenAIChat, resolve
 from agentfsm.models.openai.providers import PROVIDERS
-from agentfsm.ports.model import Model, Request
+from agentfsm.ports import Model, Request
 from agentfsm.testing import LocalServer, ScriptedModel, call, say
 from tests.support.doc_tables import read_table
 

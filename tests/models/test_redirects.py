@@ -6,7 +6,7 @@ import httpx
 import httpx2
 import pytest
 
-from agentfsm.core.errors import ModelError
+from agentfsm import ModelError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import REQUEST, both_ways

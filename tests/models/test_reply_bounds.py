@@ -15,7 +15,7 @@ import httpx
 import httpx2
 import pytest
 
-from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
+from agentfsm import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_http, sdk, wire
 from agentfsm.ports.model import MAX_REPLY_CHARS
 from agentfsm.testing import LocalServer, WireReply, call, say

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from agentfsm import models
+from agentfsm import MisuseError, models
 from agentfsm.core import hosted_tools, messages
-from agentfsm.core.errors import MisuseError
 from agentfsm.models import (
     AdapterModel,
     Anthropic,

@@ -7,8 +7,7 @@ import pytest
 from openai.types.responses import ResponseError
 from openai.types.responses.response_status import ResponseStatus
 
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
-from agentfsm.core.usage import Usage
+from agentfsm import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, Usage, UserMessage
 from agentfsm.models.openai.client import _STATUS_BY_CODE
 from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.models.wire import InBandError, WireFormatError

@@ -6,21 +6,22 @@ from types import MappingProxyType
 import attrs
 import pytest
 
-from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     AudioPart,
     FilePart,
     ImagePart,
-    NativeReply,
+    MisuseError,
+    ModelError,
     Outcome,
+    Settings,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.settings import Settings
+from agentfsm.core.messages import NativeReply
 from agentfsm.models.openai import responses_wire
 from agentfsm.models.openai.responses_wire import build_encoding_cache, encode, unsupported_part
 from agentfsm.ports import OutputForm, Request, ToolDefinition

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.messages import (
+from agentfsm import (
+    Agent,
     AssistantMessage,
     AudioPart,
     FilePart,
@@ -18,6 +18,7 @@ from agentfsm.core.messages import (
     ToolCall,
     ToolResult,
     UserMessage,
+    tool,
 )
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.models.anthropic import wire as anthropic_wire

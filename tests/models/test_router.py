@@ -2,15 +2,10 @@
 
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.errors import MisuseError, ModelUnavailableError
-from agentfsm.core.messages import ImagePart, TextPart, UserMessage
-from agentfsm.core.usage import Usage
-from agentfsm.models.wrappers.fallback import Fallback
-from agentfsm.models.wrappers.router import Router
-from agentfsm.models.wrappers.throttle import Throttled
+from agentfsm import Agent, ImagePart, MisuseError, ModelUnavailableError, TextPart, Usage, UserMessage, tool
+from agentfsm.models import Fallback, Router, Throttled
 from agentfsm.ports import Model, OutputMode, Request, TextChunk
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm.testing import ScriptedModel, call, fail, say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 

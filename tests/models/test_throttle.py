@@ -9,17 +9,12 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent
+from agentfsm import Agent, MisuseError, ModelError, ModelUnavailableError, Settings, TextPart, Usage, UserMessage
 from agentfsm._lib.limiter import MINUTE_S
-from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
-from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
-from agentfsm.models.wrappers.fallback import Fallback
-from agentfsm.models.wrappers.throttle import Throttled, ThrottleStatistics
+from agentfsm.models import Fallback, Throttled
+from agentfsm.models.wrappers.throttle import ThrottleStatistics
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
-from agentfsm.testing.clock import run_virtual
-from agentfsm.testing.models import FunctionModel, ScriptedModel
+from agentfsm.testing import FunctionModel, ScriptedModel, run_virtual
 
 
 def request_of(text="Hello", *, timeout_s=3_600.0, max_tokens=None):

@@ -2,18 +2,30 @@
 
 import pytest
 
-from agentfsm import Agent, Limits, Purpose, Settings, Spend, TextDelta, tool, usage_by_purpose
-from agentfsm.core.errors import MisuseError, ModelReplyError, ModelUnavailableError
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Purpose,
+    Settings,
+    Spend,
+    TextDelta,
+    TextPart,
+    Usage,
+    UserMessage,
+    tool,
+    usage_by_purpose,
+)
 from agentfsm.core.events import AnswerGiven, AttemptFailed
-from agentfsm.core.messages import HostedCall, HostedContent, TextPart, UserMessage
 from agentfsm.core.run_facts import list_spending
-from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.cost import calculate_run_cost
-from agentfsm.models import TierClassifier, Tiered
+from agentfsm.models import HostedCall, HostedContent, TierClassifier, Tiered
 from agentfsm.ports import FinishReason, Reply, Request
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 

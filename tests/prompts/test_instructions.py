@@ -5,8 +5,7 @@ from functools import wraps
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, MisuseError, RunContext, RunNotFoundError, tool
-from agentfsm.journal.diff import difference
+from agentfsm import Agent, MisuseError, RunContext, RunNotFoundError, difference, tool
 from agentfsm.prompts import Layer, Prompts, PromptTemplate, assemble, compose
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, call, say

@@ -19,25 +19,34 @@ import attrs
 from agentfsm import (
     Agent,
     AnswerCache,
+    AssistantMessage,
+    Found,
+    ImagePart,
     InputRequired,
     Limits,
+    ModelError,
+    ModelReplyError,
     ModelRetry,
+    ModelUnavailableError,
     Permissions,
+    Purpose,
     Question,
+    RefusedError,
+    Rule,
     RunContext,
     Settings,
     Spend,
+    TransientError,
+    Usage,
+    UserMessage,
     ask_user,
     note,
     tool,
     wait,
 )
 from agentfsm.context import BySimilarity, Context, Cut, SlidingWindow, Summarise, TrimResults, TwoStage
-from agentfsm.core.errors import ModelError, ModelReplyError, ModelUnavailableError, RefusedError, TransientError
-from agentfsm.core.hosted_tools import HostedTool, WebSearch
-from agentfsm.core.messages import AssistantMessage, HostedCall, HostedContent, ImagePart, NativeReply, UserMessage
+from agentfsm.core.messages import NativeReply
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.window_layers import WindowLayers
 from agentfsm.engine.execution.output import FINAL_ANSWER
 from agentfsm.flow import Flow, Step, agent_step, step, until
@@ -54,7 +63,7 @@ from agentfsm.guards import (
     two_of,
     within_clearance,
 )
-from agentfsm.models import TierClassifier, Tiered
+from agentfsm.models import HostedCall, HostedContent, HostedTool, TierClassifier, Tiered, WebSearch
 from agentfsm.planning import Planner
 from agentfsm.ports import (
     CallChunk,
@@ -70,11 +79,10 @@ from agentfsm.ports import (
 from agentfsm.ports.memory_items import Recall
 from agentfsm.reflection import Reflector
 from agentfsm.tools.attendance import AttendedQuestions
-from agentfsm.tools.permission import Rule
-from agentfsm.tools.run_context import Found
 
 if TYPE_CHECKING:
-    from agentfsm.tools.tool import Arguments, Tool
+    from agentfsm import Tool
+    from agentfsm.tools.tool import Arguments
     from tests.recorded.seeded_play import World
 
 # The features, one of which each seed has for certain, in turns; it may have others.

@@ -16,16 +16,13 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Answer, Run, Runs
+from agentfsm import AgentError, Answer, InputKind, Pending, PendingKind, Priority, Run, Runs
 from agentfsm.agents import agent_fields as agents
 from agentfsm.core import events as e
 from agentfsm.core.codec import encode_header
-from agentfsm.core.errors import AgentError
-from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import SPEND_RECORDS
-from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.clock import VirtualClock
+from agentfsm.testing import VirtualClock
 from tests.recorded.cast import LIKED, TOOLS, agent_of, features_of, here
 from tests.simulation.seeded import run_seeded
 from tests.support.checks import Wrapped

@@ -19,11 +19,10 @@ from collections import Counter
 import attrs
 import pytest
 
-from agentfsm.core.events import EVENTS, Action, GuardVerdict, PlanKind
-from agentfsm.core.inbox import InputKind
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Outcome, ToolResult
-from agentfsm.core.usage import Purpose
+from agentfsm import ErrorType, InputKind, Outcome, Purpose, StopReason, ToolResult
+from agentfsm.core.events import EVENTS, PlanKind
+from agentfsm.guards import GuardVerdict
+from agentfsm.reflection import Action
 from tests.recorded.cast import FEATURES, features_of
 from tests.recorded.recording import SEEDS, difference, journals, read
 

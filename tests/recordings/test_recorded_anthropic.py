@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.anthropic.model import Anthropic
+from agentfsm import ModelError, ModelReplyError
+from agentfsm.models import Anthropic
 from agentfsm.models.anthropic.wire import AnthropicStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings

@@ -6,8 +6,8 @@ from functools import partial
 import openai
 import pytest
 
-from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm import ModelError, ModelReplyError
+from agentfsm.models import OpenAIChat
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings

@@ -5,8 +5,8 @@ from functools import partial
 import openai
 import pytest
 
-from agentfsm.core.errors import ModelError, ModelReplyError
-from agentfsm.models.openai.responses import OpenAIResponses
+from agentfsm import ModelError, ModelReplyError
+from agentfsm.models import OpenAIResponses
 from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.ports import FinishReason
 from tests.support import sdk_readings

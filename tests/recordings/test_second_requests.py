@@ -13,11 +13,11 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import ResponseInputItemParam
 from pydantic import TypeAdapter, ValidationError
 
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.models.anthropic import wire as anthropic_wire
 from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.models.wire import InBandError, WireFormatError
-from agentfsm.ports.model import Reply, Request
+from agentfsm.ports import Reply, Request
 from tests.support.cassettes import Wire, of
 from tests.support.recording_checks import fed
 

@@ -5,18 +5,24 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, tool
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    ModelUnavailableError,
+    PendingKind,
+    Settings,
+    State,
+    StopReason,
+    Usage,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.core.effects import Wait
-from agentfsm.core.errors import ModelUnavailableError
-from agentfsm.core.events import Action
-from agentfsm.core.pending import PendingKind
-from agentfsm.core.usage import Usage
 from agentfsm.ports import OutputMode, Reply
-from agentfsm.reflection import RUBRIC, Reflector
+from agentfsm.reflection import RUBRIC, Action, Reflector
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import FunctionModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 
 NONE = Usage(input_tokens=0, output_tokens=0)
 GOOD, POOR = (5, 4, 5), (5, 2, 5)

@@ -7,8 +7,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, Limits, MisuseError, State, tool
-from agentfsm.core.errors import ModelError, StoreError
+from agentfsm import Agent, ConflictError, Limits, MisuseError, ModelError, State, StoreError, tool
 from agentfsm.prompts import Prompts
 from agentfsm.releases import (
     Experiment,

@@ -3,8 +3,18 @@
 import anyio
 import pytest
 
-from agentfsm import Agent, ClosedError, ConflictError, Limits, MisuseError, StoreError, tool
-from agentfsm.core.errors import CorruptError, ModelError, TooNewError
+from agentfsm import (
+    Agent,
+    ClosedError,
+    ConflictError,
+    CorruptError,
+    Limits,
+    MisuseError,
+    ModelError,
+    StoreError,
+    TooNewError,
+    tool,
+)
 from agentfsm.releases import Experiment, Release, RollbackRule, Rollout, RolloutControl
 from agentfsm.releases.release import save_release
 from agentfsm.stores import MemoryStore, SQLiteStore

@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import Agent, Found, Outcome, PendingKind, tool
-from agentfsm.core.messages import ErrorType
+from agentfsm import Agent, ErrorType, Found, Outcome, PendingKind, tool
 from agentfsm.ports import SandboxEnd
 from agentfsm.sandbox import Sandbox, find_isolation
 from agentfsm.testing import ScriptedModel, call, say

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.schedules.cron_times import CronTimes
 
 VIENNA = "Europe/Vienna"

@@ -14,8 +14,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, MisuseError
-from agentfsm.core.errors import ConflictError, CorruptError
+from agentfsm import Agent, ConflictError, CorruptError, MisuseError
 from agentfsm.flow import Flow, step
 from agentfsm.ports import Store
 from agentfsm.releases import Rollout

@@ -9,8 +9,8 @@ import pytest
 
 from agentfsm import Agent
 from agentfsm.engine.execution.spend_windows import WindowRecord
+from agentfsm.releases import RolloutControl
 from agentfsm.releases.rollout_guard import RolloutGuard
-from agentfsm.releases.rollout_log import RolloutControl
 from agentfsm.schedules import Schedules
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.schedules.schedule import SCHEDULE_KIND

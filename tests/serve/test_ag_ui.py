@@ -17,9 +17,7 @@ import httpx
 import pytest
 
 import agentfsm
-from agentfsm import Agent, tool
-from agentfsm.agents.runs import Runs
-from agentfsm.core.messages import UserMessage
+from agentfsm import Agent, Runs, UserMessage, tool
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentfsm import Agent, MisuseError, Spend, tool
 from agentfsm.ports import Store, SystemClock
-from agentfsm.serve import Caller, RateLimits, metrics, serve
-from agentfsm.serve.access import APIKeys, add_key
+from agentfsm.serve import APIKeys, Caller, RateLimits, metrics, serve
+from agentfsm.serve.access import add_key
 from agentfsm.serve.errors import QUEUE_RETRY_S, LimitExceededError, OverloadedError
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.serve.start_places import START_S

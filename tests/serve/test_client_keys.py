@@ -5,9 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.core.messages import ToolCall
+from agentfsm import Agent, MisuseError, RunNotFoundError, ToolCall
 from agentfsm.core.run_ids import (
     DerivedId,
     build_inner_id,

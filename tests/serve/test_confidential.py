@@ -10,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 from agentfsm import Agent, UserMessage, tool
 from agentfsm.core.messages import NativeReply
 from agentfsm.guards import Guard, exit_filter
-from agentfsm.ports.model import ProposedCall, Reply
+from agentfsm.ports import ProposedCall, Reply
 from agentfsm.serve.app import ROUTE_GROUPS
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel

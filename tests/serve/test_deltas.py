@@ -12,14 +12,12 @@ import anyio.lowlevel
 import pytest
 import redis
 
-from agentfsm import Agent, MisuseError
+from agentfsm import Agent, CallDelta, MisuseError, Runs, TextDelta, ThinkingDelta
 from agentfsm.agents.deltas import DeltaRelay, Piece
-from agentfsm.agents.runs import Runs
 from agentfsm.cli import main
 from agentfsm.ports import Reply, TextChunk
 from agentfsm.stores import MemoryStore, open_store
 from agentfsm.stores.redis import broadcast
-from agentfsm.streaming.stream import CallDelta, TextDelta, ThinkingDelta
 from tests.support.checks import HANG_S
 from tests.support.database_servers import RedisServer
 from tests.support.gateways import serving

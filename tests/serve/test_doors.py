@@ -11,8 +11,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from standardwebhooks import Webhook
 
-from agentfsm import Agent, UserMessage, tool
-from agentfsm.core.errors import OutcomeUnknownError
+from agentfsm import Agent, OutcomeUnknownError, UserMessage, tool
 from agentfsm.flow import Flow, step
 from agentfsm.mcp.server.served_runs import ServedRuns
 from agentfsm.schedules import Schedules

@@ -15,8 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from agentfsm.agents.runs import Runs
-from agentfsm.core.errors import AgentError
+from agentfsm import AgentError, Runs
 from agentfsm.serve import errors
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, call, say

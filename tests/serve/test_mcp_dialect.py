@@ -10,15 +10,12 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm import Agent, RunContext, tool
+from agentfsm import Agent, InputRequired, Question, RunContext, StoreError, ToolResult, tool
 from agentfsm._lib.plugins import require_extra
-from agentfsm.core.errors import StoreError
-from agentfsm.core.messages import ToolResult
 from agentfsm.serve import RateLimits, serve
 from agentfsm.serve.dialects import mcp_sessions
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.run_context import InputRequired, Question
 from tests.support.gateway_client import paying
 from tests.support.gateways import named, read_caller, serving
 

@@ -4,8 +4,7 @@ import anyio
 import openai
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.messages import UserMessage
+from agentfsm import Agent, UserMessage, tool
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateways import named, serving

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from agentfsm import Agent, MisuseError
-from agentfsm.core.messages import FilePart, ImagePart, data_url
+from agentfsm import Agent, FilePart, ImagePart, MisuseError
+from agentfsm.core.messages import data_url
 from agentfsm.serve import serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, say

@@ -10,9 +10,9 @@ import attrs
 import pytest
 
 from agentfsm import MisuseError
-from agentfsm.serve import APIKeys, Caller, RateLimits, endpoints
+from agentfsm.serve import APIKeys, Caller, IncomingWebhook, RateLimits, endpoints, webhooks
 from agentfsm.serve.access import add_key, remove_keys
-from agentfsm.serve.dialects.webhooks import IncomingWebhook, sign, webhooks
+from agentfsm.serve.dialects.webhooks import sign
 from tests.support.gateway_client import paying, serving
 
 ANN = Caller(user="ann", scopes={"run"})

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from agentfsm import Agent
-from agentfsm.memory import Memory, build_memory_tools
-from agentfsm.memory.learner import Learner
+from agentfsm.memory import Learner, Memory, build_memory_tools
 from agentfsm.serve import APIKeys, Caller
 from agentfsm.serve.access import add_key
 from agentfsm.stores import MemoryStore

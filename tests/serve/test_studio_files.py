@@ -7,8 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from agentfsm import Agent
-from agentfsm.core.errors import CorruptError, StoreError, TooNewError
+from agentfsm import Agent, CorruptError, StoreError, TooNewError
 from agentfsm.stores import MemoryStore
 from agentfsm.studio import StudioFiles
 from agentfsm.testing import FunctionModel

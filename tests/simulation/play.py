@@ -17,10 +17,8 @@ from seeded import run_seeded
 from shared_disk import BLOCKED_S, Handle
 from world import World, agent_of, here
 
-from agentfsm import Agent, Run
-from agentfsm.core.errors import MisuseError, StoreError
-from agentfsm.core.inbox import Cancel, Decision, InputKind, Priority
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm import Agent, InputKind, MisuseError, Pending, PendingKind, Priority, Run, StoreError
+from agentfsm.core.inbox import Cancel, Decision
 
 # After which a run that is not over hangs.
 ROUNDS: Final = 40

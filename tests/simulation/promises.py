@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from world import CRASHES, UNSAFE
 
-from agentfsm import Outcome, Run, State, StopReason
+from agentfsm import AgentError, ErrorType, Outcome, PendingKind, Run, State, StopReason, ToolCall, ToolResult
 from agentfsm.core import codec
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Input, Rerun
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
-from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from tests.support.checks import sound_run, valid_history
 

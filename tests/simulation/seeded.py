@@ -15,7 +15,7 @@ from typing import TypeVar
 import trio
 
 import agentfsm.agents.agent_starts as starts
-from agentfsm.testing.clock import run_virtual
+from agentfsm.testing import run_virtual
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ import anyio
 import attrs
 from seeded import at_once
 
+from agentfsm import AgentError, LeaseLostError, StoreError
 from agentfsm._lib.concurrency import boot_clock
 from agentfsm.core.calls import Phase
-from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
 from agentfsm.core.run_ids import child_run_id
@@ -30,9 +30,9 @@ from agentfsm.stores.rules import suspect_group_size
 if TYPE_CHECKING:
     from world import World
 
+    from agentfsm import Run
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
-    from agentfsm.core.run import Run
     from agentfsm.ports import PendingWrite
 
 # Shorter than in real stores, so that more leases end in a short life.

@@ -23,20 +23,19 @@ from shared_disk import Disk, HandleTerm
 from world import World, here
 
 import agentfsm.agents.agent_starts as starts
+from agentfsm import Outcome
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import Outcome
 from agentfsm.engine import stop_requests
 from agentfsm.engine.deciders import approvals
 from agentfsm.engine.execution import unattended
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import host
 from agentfsm.engine.tool_calls.host import RunHost
-from agentfsm.stores import memory
-from agentfsm.stores.memory import MemoryStore
+from agentfsm.stores import MemoryStore, memory
 
 # In the usual suite.
 FEW = 100

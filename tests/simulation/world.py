@@ -19,17 +19,30 @@ from anyio.abc import TaskGroup
 from seeded import at_once
 from shared_disk import Disk, Handle
 
-from agentfsm import Agent, InputRequired, Limits, Question, Run, RunContext, Settings, ask_user, tool, wait
-from agentfsm.core.errors import ModelUnavailableError, TransientError
-from agentfsm.core.errors import RefusedError as ServiceRefusedError
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    Found,
+    InputRequired,
+    Limits,
+    ModelUnavailableError,
+    Question,
+    Run,
+    RunContext,
+    Settings,
+    Tool,
+    TransientError,
+    Usage,
+    ask_user,
+    tool,
+    wait,
+)
+from agentfsm import RefusedError as ServiceRefusedError
 from agentfsm.core.events import Event, ToolStarted
-from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.usage import Usage
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.testing.clock import VirtualClock
+from agentfsm.testing import VirtualClock
 from agentfsm.tools.breaker import Breaker
-from agentfsm.tools.run_context import Found
-from agentfsm.tools.tool import Arguments, Tool
+from agentfsm.tools.tool import Arguments
 from tests.support.wire_rules import RefusedError, check_wires
 
 if TYPE_CHECKING:

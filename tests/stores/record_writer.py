@@ -7,7 +7,7 @@ import sys
 
 import anyio
 
-from agentfsm.core.errors import ConflictError
+from agentfsm import ConflictError
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 
 MAKERS = {

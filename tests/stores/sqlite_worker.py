@@ -6,7 +6,7 @@ import sys
 import anyio
 import attrs
 
-from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
+from agentfsm import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore

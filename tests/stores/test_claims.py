@@ -9,8 +9,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from redis.connection import parse_url
 
+from agentfsm import StoreError
 from agentfsm._lib.concurrency import boot_clock
-from agentfsm.core.errors import StoreError
 from agentfsm.core.events import Observed, Paused, Resumed
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease

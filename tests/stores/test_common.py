@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm.core.errors import ConflictError
+from agentfsm import ConflictError
 from agentfsm.core.inbox import Approve, Cancel, GiveInput, PostedItem
 from agentfsm.stores.rules import check_deadline, resolve_duplicate_post
 

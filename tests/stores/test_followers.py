@@ -11,7 +11,7 @@ import anyio
 import psycopg
 import pytest
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Feedback, followers
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore, memory

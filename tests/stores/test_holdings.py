@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm.core.errors import StoreError
+from agentfsm import StoreError
 from agentfsm.ports import Lease
 from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable
 

@@ -7,9 +7,8 @@ import weakref
 
 import pytest
 
-from agentfsm.core.errors import ConflictError, LeaseLostError
+from agentfsm import AssistantMessage, ConflictError, LeaseLostError
 from agentfsm.core.events import AnswerGiven, Observed
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.stores.threaded.store import MAX_MERGED_CHARS
 from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, check_refused
 from tests.support.busy_writer import hold

@@ -11,7 +11,7 @@ from contextvars import Context
 import anyio
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError, LeaseLostError
+from agentfsm import LeaseHeldError, LeaseLostError
 from agentfsm.core.events import Observed
 from agentfsm.stores.threaded import group_commit, lease_table
 from agentfsm.testing.conformance.helpers import LeasedRun, check_refused, make_header

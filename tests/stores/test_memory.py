@@ -8,8 +8,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import ClosedError, MisuseError, RunNotFoundError
+from agentfsm import Agent, ClosedError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.ports import Clock

@@ -5,9 +5,7 @@ from contextlib import aclosing
 import pytest
 from anyio.to_thread import run_sync
 
-from agentfsm import Agent, tool
-from agentfsm.core.errors import StoreError
-from agentfsm.core.machine import State
+from agentfsm import Agent, State, StoreError, tool
 from agentfsm.stores import PostgresStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.testing.conformance import StoreConformance

@@ -8,15 +8,7 @@ import anyio
 import psycopg
 import pytest
 
-from agentfsm.core.errors import (
-    ConflictError,
-    CorruptError,
-    LeaseHeldError,
-    LeaseLostError,
-    MisuseError,
-    StoreError,
-    TooNewError,
-)
+from agentfsm import ConflictError, CorruptError, LeaseHeldError, LeaseLostError, MisuseError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.ports import Filter

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from agentfsm.core.errors import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
+from agentfsm import AgentError, CorruptError, LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run

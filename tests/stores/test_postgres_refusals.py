@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from agentfsm.core.errors import MisuseError, StoreError
+from agentfsm import MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.stores import PostgresStore
 from agentfsm.stores.postgres import connection

@@ -21,18 +21,16 @@ import attrs
 import pytest
 from power_cut import KEEP_ALL, LOSE_ALL, Disk, put
 
-from agentfsm import Agent, PendingKind, Run, RunContext, tool
-from agentfsm.core.errors import RunNotFoundError, StoreError
+from agentfsm import Agent, PendingKind, Run, RunContext, RunNotFoundError, StoreError, TextPart, tool
 from agentfsm.core.events import Event, Observed
 from agentfsm.core.inbox import Input
-from agentfsm.core.messages import TextPart
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Durability, Lease, PendingWrite, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite.file import Connect, connect_sqlite3
 from agentfsm.stores.threaded import owner
+from agentfsm.testing import FunctionModel
 from agentfsm.testing.conformance.helpers import make_header
-from agentfsm.testing.models import FunctionModel
 from tests.support.busy_writer import hold
 from tests.support.checks import HANG_S, sound
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import Agent, Runs, tool
+from agentfsm import Agent, Runs, StoreError, tool
 from agentfsm.cli import main
-from agentfsm.core.errors import StoreError
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite import file as sqlite_file
 from agentfsm.testing import ScriptedModel, call, say

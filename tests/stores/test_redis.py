@@ -8,12 +8,12 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm import ConflictError, LeaseHeldError, LeaseLostError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Filter
+from agentfsm.stores import RedisStore
 from agentfsm.stores.redis import store as redis_store
 from agentfsm.stores.redis.server import RedisServer
-from agentfsm.stores.redis.store import RedisStore
 from agentfsm.stores.threaded import store as threaded
 from agentfsm.stores.threaded.owner import OwnerIdentity
 from agentfsm.testing.conformance import StoreConformance

@@ -11,7 +11,8 @@ import pytest
 import redis
 from redis._parsers.base import BaseParser
 
-from agentfsm.core.errors import (
+from agentfsm import (
+    AssistantMessage,
     ConflictError,
     CorruptError,
     LeaseLostError,
@@ -21,10 +22,9 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.events import AnswerGiven, Observed
 from agentfsm.core.inbox import Approve, Reject
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import Filter
+from agentfsm.stores import RedisStore
 from agentfsm.stores.redis import server as redis_server
-from agentfsm.stores.redis.store import RedisStore
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     LeasedRun,

@@ -5,10 +5,10 @@ import math
 import pytest
 import redis
 
-from agentfsm.core.errors import MisuseError, StoreError, TooNewError
+from agentfsm import MisuseError, StoreError, TooNewError
 from agentfsm.core.events import Observed
+from agentfsm.stores import RedisStore
 from agentfsm.stores.redis.server import LOSS_DESCRIPTIONS, SCHEMA_VERSION
-from agentfsm.stores.redis.store import RedisStore
 from agentfsm.testing.conformance.helpers import LeasedRun, create_finished_run, make_header, make_input
 from tests.support.database_servers import RedisServer
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from agentfsm import Agent, tool
-from agentfsm.core.errors import CorruptError, MisuseError
+from agentfsm import Agent, CorruptError, MisuseError, tool
 from agentfsm.journal.seals import Fault, SealFile, read_seal_key
 from agentfsm.testing import ScriptedModel, call, say
 

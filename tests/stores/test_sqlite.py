@@ -11,7 +11,7 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
+from agentfsm import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run

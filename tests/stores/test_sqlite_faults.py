@@ -6,7 +6,7 @@ from contextlib import closing
 import anyio
 import pytest
 
-from agentfsm.core.errors import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
+from agentfsm import CorruptError, LeaseLostError, RunNotFoundError, StoreError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.core.header import Header
 from agentfsm.stores import SQLiteStore

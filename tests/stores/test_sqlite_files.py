@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError, StoreError
+from agentfsm import LeaseHeldError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.helpers import LeasedRun, create_finished_run, make_header, make_input

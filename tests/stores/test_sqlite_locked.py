@@ -6,10 +6,8 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from agentfsm import Agent, Outcome, tool
-from agentfsm.core.errors import LeaseHeldError, MisuseError, StoreError
+from agentfsm import Agent, LeaseHeldError, MisuseError, Outcome, State, StoreError, tool
 from agentfsm.core.events import Observed, ToolFinished, ToolStarted
-from agentfsm.core.machine import State
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.stores.threaded import group_commit
 from agentfsm.testing import ScriptedModel, call, say

@@ -5,11 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from agentfsm.core.errors import CorruptError, StoreError
+from agentfsm import AssistantMessage, CorruptError, StoreError, Usage
 from agentfsm.core.events import AnswerDrafted, Observed
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import begin_run
-from agentfsm.core.usage import Usage
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite.store import CHUNK_EVENTS, MAX_CHUNK_BYTES, find_chunk_ends
 from agentfsm.testing.conformance.helpers import LeasedRun, build_turn, make_header, with_version

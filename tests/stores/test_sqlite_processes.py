@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError
+from agentfsm import LeaseHeldError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.stores import SQLiteStore

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm import Agent, State
-from agentfsm.core.errors import TooNewError
+from agentfsm import Agent, State, TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore

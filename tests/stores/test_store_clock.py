@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from agentfsm.core.errors import ConflictError, LeaseHeldError
+from agentfsm import ConflictError, LeaseHeldError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Approve
 from agentfsm.ports import Clock

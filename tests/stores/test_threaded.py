@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError, LeaseLostError, MisuseError, StoreError
+from agentfsm import LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.run import begin_run
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore

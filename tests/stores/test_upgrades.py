@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError, LeaseLostError, TooNewError
+from agentfsm import LeaseHeldError, LeaseLostError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Filter
 from agentfsm.stores.rules import MINOR_VERSIONS, UNRECORDED_FORMAT

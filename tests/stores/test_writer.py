@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentfsm.core.errors import ClosedError, MisuseError, StoreError
+from agentfsm import ClosedError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
 from agentfsm.stores.threaded.group_commit import StoreJob

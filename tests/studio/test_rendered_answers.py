@@ -5,10 +5,10 @@ import re
 import pytest
 from markdown import markdown
 
+from agentfsm import Label
 from agentfsm._lib.markup import render_markdown
-from agentfsm.core.labels import Label
 from agentfsm.guards import exit_filter
-from agentfsm.ports.guards import OutgoingText
+from agentfsm.ports import OutgoingText
 from tests.support.composed_links import BENIGN, READ, list_composed_texts
 from tests.support.sample_runs import header, result
 

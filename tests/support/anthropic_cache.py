@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import attrs
 
-from agentfsm.core.usage import Usage
+from agentfsm import Usage
 
 LIVES_S = {"5m": 300.0, "1h": 3_600.0}
 LOOKBACK_BLOCKS = 20

@@ -10,10 +10,20 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm import Agent, Limits, Outcome, PendingKind, Permissions, Run, RunContext, Runs, tool
-from agentfsm.core.errors import IncompatibleProgramError
+from agentfsm import (
+    Agent,
+    ErrorType,
+    IncompatibleProgramError,
+    Limits,
+    Outcome,
+    PendingKind,
+    Permissions,
+    Run,
+    RunContext,
+    Runs,
+    tool,
+)
 from agentfsm.core.events import ApprovalAsked, ToolStarted
-from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, each, step
 from agentfsm.guards import Guard, allow, ask, refuse
 from agentfsm.planning import Planner

@@ -13,17 +13,17 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits, Run, State, StopReason
+from agentfsm import Agent, AssistantMessage, Limits, Run, RunError, State, StopReason, ToolCall, ToolResult
 from agentfsm._lib import concurrency as pool
 from agentfsm.core.effects import Wait
 from agentfsm.core.events import Event, ToolStarted
 from agentfsm.core.header import Header
-from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
-from agentfsm.core.run import RunError, begin_run
+from agentfsm.core.messages import Message
+from agentfsm.core.run import begin_run
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing import VirtualClock, run_virtual
 from agentfsm.tools.queue.dispatch import QueueHost
 
 T = TypeVar("T")

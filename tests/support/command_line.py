@@ -18,8 +18,8 @@ from typing import Any
 import anyio
 import pytest
 
+from agentfsm import Run
 from agentfsm.cli import main
-from agentfsm.core.run import Run
 from agentfsm.engine.execution import journal
 from agentfsm.stores import SQLiteStore
 from tests.support.warm_python import WARM_UP, WarmProcess, WarmPython

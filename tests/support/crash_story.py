@@ -16,12 +16,22 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Limits, Outcome, PendingKind, Run, RunContext, Settings, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    Found,
+    Limits,
+    Outcome,
+    PendingKind,
+    Run,
+    RunContext,
+    RunNotFoundError,
+    Settings,
+    tool,
+)
 from agentfsm.agents.worker import Worker
 from agentfsm.core import codec
-from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
-from agentfsm.core.messages import AssistantMessage
 from agentfsm.engine.deciders import approvals as engine_approvals
 from agentfsm.engine.execution.execution import ExecutionOptions
 from agentfsm.ports import (
@@ -43,7 +53,6 @@ from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.store import ThreadedStore
 from agentfsm.testing.crash import crash_point, report
 from agentfsm.tools.queue.result_text import build_decided_result
-from agentfsm.tools.run_context import Found
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
 PERSON = "ann"

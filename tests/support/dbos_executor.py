@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentfsm import Agent, Limits, RunContext, tool
-from agentfsm.core.messages import ToolResult
+from agentfsm import Agent, Limits, RunContext, ToolResult, tool
 from agentfsm.engines.dbos import DBOSEngine
 from agentfsm.ports import Request
 from agentfsm.stores import PostgresStore
-from agentfsm.testing import call, say
-from agentfsm.testing.models import FunctionModel, Line
+from agentfsm.testing import FunctionModel, call, say
+from agentfsm.testing.models import Line
 
 CALLS = 2
 # The prompt of a run that kills its executor.

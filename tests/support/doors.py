@@ -5,7 +5,7 @@ import json
 
 import attrs
 
-from agentfsm.agents.runs import Runs
+from agentfsm import Runs
 from agentfsm.core import codec
 from agentfsm.core.text_safety import find_hidden
 

@@ -6,9 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from agentfsm import RunContext
+from agentfsm import Found, RunContext
 from agentfsm.testing.crash import crash_point
-from agentfsm.tools.run_context import Found
 
 
 class EffectBook:

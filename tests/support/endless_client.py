@@ -13,8 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from agentfsm.core.errors import ModelError
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm import ModelError, TextPart, UserMessage
 from agentfsm.ports import Request
 from tests.support.endless_replies import ANSWERS, ERRORS, adapter_of
 

@@ -1,30 +1,25 @@
 """Format 1, frozen: the values that its files hold, as the first release wrote them."""
 
-from agentfsm.core import events as e
-from agentfsm.core.header import Fingerprint, Header
-from agentfsm.core.inbox import (
-    Approve,
-    Cancel,
-    Input,
-    InputKind,
-    Reject,
-    Rerun,
-    Settle,
-)
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import (
+from agentfsm import (
+    AgentCost,
     AssistantMessage,
     ErrorType,
     ImagePart,
+    InputKind,
     Outcome,
+    Pending,
+    PendingKind,
+    StopReason,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
+    Usage,
     UserMessage,
 )
-from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core import events as e
+from agentfsm.core.header import Fingerprint, Header
+from agentfsm.core.inbox import Approve, Cancel, Input, Reject, Rerun, Settle
 from tests.support.formats import Format
 
 HEADER = Header(

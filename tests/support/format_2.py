@@ -2,12 +2,10 @@
 
 import attrs
 
+from agentfsm import ErrorType, InputKind, Outcome, Pending, PendingKind, Priority, StopReason, TextPart, ToolResult
 from agentfsm.core import events as e
 from agentfsm.core.header import Fingerprint, Header
-from agentfsm.core.inbox import Approve, Input, InputKind, Pause, Priority, Wake
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.inbox import Approve, Input, Pause, Wake
 from tests.support.format_1 import FORMAT_1
 from tests.support.formats import Format
 

@@ -2,26 +2,31 @@
 
 import attrs
 
-from agentfsm.core import events as e
-from agentfsm.core.events import Action, Score, Verdict
-from agentfsm.core.header import Header
-from agentfsm.core.history import Removed, Span, Summarised
-from agentfsm.core.inbox import GiveInput, Input, InputKind, Priority
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import (
+from agentfsm import (
+    AgentCost,
     AssistantMessage,
     AudioPart,
     ErrorType,
     FilePart,
     ImagePart,
-    NativeReply,
+    InputKind,
     Outcome,
+    Pending,
+    PendingKind,
+    Priority,
+    Question,
+    Settings,
+    StopReason,
     TextPart,
     ToolResult,
+    Usage,
 )
-from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core import events as e
+from agentfsm.core.header import Header
+from agentfsm.core.history import Removed, Span, Summarised
+from agentfsm.core.inbox import GiveInput, Input
+from agentfsm.core.messages import NativeReply
+from agentfsm.reflection import Action, Score, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.formats import Format
 

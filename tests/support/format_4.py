@@ -5,33 +5,38 @@ It stays open until the release of 0.2.0: what is added before that is added to 
 
 import attrs
 
-from agentfsm.core import events as e
-from agentfsm.core.effects import Pending
-from agentfsm.core.events import Action, AnswerSource, GuardVerdict, Verdict
-from agentfsm.core.header import Fingerprint, Header
-from agentfsm.core.inbox import Input, InputKind, Priority
-from agentfsm.core.labels import Label, LabelSource
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import (
+from agentfsm import (
+    AgentCost,
     AssistantMessage,
-    Citation,
     ErrorType,
-    HostedCall,
-    HostedContent,
-    HostedFile,
     ImagePart,
-    MessageOrigin,
-    NativeReply,
+    InputKind,
+    Label,
     Outcome,
+    Pending,
+    PendingKind,
+    Priority,
+    Purpose,
+    Question,
+    StopReason,
     TextPart,
     ToolCall,
     ToolResult,
+    Usage,
     UserMessage,
 )
-from agentfsm.core.pending import PendingKind, Question
+from agentfsm.core import events as e
+from agentfsm.core.events import AnswerSource
+from agentfsm.core.header import Fingerprint, Header
+from agentfsm.core.inbox import Input
+from agentfsm.core.labels import LabelSource
+from agentfsm.core.messages import MessageOrigin, NativeReply
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.usage import AgentCost, Purpose, Spending, TierChoice, Usage
+from agentfsm.core.usage import Spending, TierChoice
 from agentfsm.core.window_layers import WindowLayers
+from agentfsm.guards import GuardVerdict
+from agentfsm.models import Citation, HostedCall, HostedContent, HostedFile
+from agentfsm.reflection import Action, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
 from tests.support.formats import Format

@@ -5,14 +5,15 @@ It stays open until the next release: what is added before that is added to its 
 
 import attrs
 
+from agentfsm import AssistantMessage, ErrorType, Label, Outcome, Purpose, StopReason, TextPart, ToolResult, Usage
 from agentfsm.core import events as e
-from agentfsm.core.events import GuardVerdict, PlanKind
+from agentfsm.core.events import PlanKind
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Input
-from agentfsm.core.labels import Label, LabelSource, ToolKind
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, TextPart, ToolResult
-from agentfsm.core.usage import Purpose, TierChoice, Usage
+from agentfsm.core.labels import LabelSource, ToolKind
+from agentfsm.core.messages import NativeReply
+from agentfsm.core.usage import TierChoice
+from agentfsm.guards import GuardVerdict
 from tests.support.format_4 import FORMAT_4, PLANNED, REMEMBERED
 from tests.support.formats import Format
 

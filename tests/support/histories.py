@@ -8,23 +8,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agentfsm.core import events as e
-from agentfsm.core.header import Header
-from agentfsm.core.messages import (
+from agentfsm import (
     AssistantMessage,
     ImagePart,
-    Message,
     Outcome,
+    Run,
     SystemMessage,
     TextPart,
     ToolCall,
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.run import Run, begin_run
-from agentfsm.ports import Model, TokenCounter
-from agentfsm.ports.context import CompactionBudget, PolicyAsk
-from agentfsm.testing.models import ScriptedModel
+from agentfsm.core import events as e
+from agentfsm.core.header import Header
+from agentfsm.core.messages import Message
+from agentfsm.core.run import begin_run
+from agentfsm.ports import CompactionBudget, Model, PolicyAsk, TokenCounter
+from agentfsm.testing import ScriptedModel
 from agentfsm.tokens.ledger import TokenLedger, count_message
 from tests.support.word_counter import WordCounter
 

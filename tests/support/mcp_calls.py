@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 
-from agentfsm import Agent, PendingKind
-from agentfsm.core.messages import ToolResult, check_history
+from agentfsm import Agent, PendingKind, ToolResult
+from agentfsm.core.messages import check_history
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.connection import connection_thread
 from agentfsm.testing import ScriptedModel, call, say

@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentfsm.core.errors import ModelError
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm import ModelError, TextPart, UserMessage
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.ports import Chunk, Reply, Request
 from agentfsm.testing import LocalServer, call

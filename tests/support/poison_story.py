@@ -11,12 +11,10 @@ from pathlib import Path
 import anyio
 import attrs
 
-from agentfsm import Agent, Limits, RunContext, tool
-from agentfsm.core.messages import AssistantMessage
+from agentfsm import Agent, AssistantMessage, Found, Limits, RunContext, tool
 from agentfsm.ports import Request, Store
 from agentfsm.testing import FunctionModel, call, say
 from agentfsm.testing.crash import report
-from agentfsm.tools.run_context import Found
 
 POISON = "poison"
 # Deaths while it is driven alone after which a run is paused.

@@ -10,8 +10,7 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, RunContext, tool
-from agentfsm.core.errors import AgentError, LeaseHeldError
+from agentfsm import Agent, AgentError, LeaseHeldError, RunContext, tool
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.ports import Store
 from agentfsm.stores.sqlite import store as sqlite

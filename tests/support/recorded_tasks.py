@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from agentfsm import AssistantMessage, Outcome, StopReason, TextPart, ToolCall, ToolResult, Usage
 from agentfsm.core import events as e
 from agentfsm.core.header import Fingerprint, Header
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
-from agentfsm.core.usage import Usage
-from agentfsm.ports.stored import StoredRun
+from agentfsm.ports import StoredRun
 
 
 def record_task(

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import attrs
 import httpx2
 
-from agentfsm.core.errors import ModelError
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm import ModelError, TextPart, UserMessage
 from agentfsm.models.sdk import SDKModel
 from agentfsm.models.wire import StreamAssembler
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, Reply, Request, TextChunk

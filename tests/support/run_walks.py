@@ -3,20 +3,34 @@
 import attrs
 from hypothesis import strategies as st
 
+from agentfsm import (
+    AgentCost,
+    AssistantMessage,
+    InputKind,
+    Label,
+    Outcome,
+    Purpose,
+    StopReason,
+    SystemMessage,
+    TextPart,
+    ToolResult,
+    Usage,
+)
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.events import Action, GuardVerdict, Verdict
 from agentfsm.core.header import Fingerprint
 from agentfsm.core.history import default_segments, render_segments
-from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.labels import Label, LabelSource, as_labels
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, HostedContent, Outcome, SystemMessage, TextPart, ToolResult
-from agentfsm.core.plans import PLAN_TOOL, Plan, PlanProgress, PlanStep, build_plan_call
+from agentfsm.core.inbox import Input
+from agentfsm.core.labels import LabelSource, as_labels
+from agentfsm.core.plans import PLAN_TOOL, PlanProgress, build_plan_call
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import begin_run
-from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
+from agentfsm.core.usage import Spending
+from agentfsm.guards import GuardVerdict
+from agentfsm.models import HostedContent
+from agentfsm.planning import Plan, PlanStep
+from agentfsm.reflection import Action, Verdict
 from tests.support.sample_runs import ATTENDED, INQUIRED, TASK, WAITED, answer, call, header, result
 
 text = st.text(max_size=12)

@@ -4,18 +4,30 @@ import json
 
 import attrs
 
+from agentfsm import (
+    AssistantMessage,
+    Outcome,
+    Pending,
+    PendingKind,
+    Question,
+    Run,
+    State,
+    StopReason,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
 from agentfsm.core import events as e
-from agentfsm.core.events import Action, GuardVerdict, Verdict
 from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Input
-from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
-from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.plans import Plan, PlanStep
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.run import Run, begin_run
-from agentfsm.core.usage import Usage
+from agentfsm.core.run import begin_run
+from agentfsm.guards import GuardVerdict
+from agentfsm.planning import Plan, PlanStep
+from agentfsm.reflection import Action, Verdict
 
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from agentfsm import Agent, RunContext, ask_user, tool
-from agentfsm.agents.runs import Runs
+from agentfsm import Agent, InputRequired, OutcomeUnknownError, Question, RunContext, Runs, ask_user, tool
 from agentfsm.core import events as e
-from agentfsm.core.errors import OutcomeUnknownError
-from agentfsm.core.pending import Question
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.run_context import InputRequired
 
 PAYMENT = call("pay", iban="DE1", cents=5)
 ASK = call("ask_user", question="To whom?")

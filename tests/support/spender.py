@@ -13,8 +13,7 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, Limits, Settings, Spend, StopReason, Usage
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import Agent, Limits, ModelUnavailableError, Settings, Spend, StopReason, Usage
 from agentfsm.ports import Emit, Model, Reply, Request, Store, TextChunk
 from agentfsm.testing.crash import report
 

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from agentfsm import Agent, Settings
+from agentfsm import Agent, Settings, StreamEvent
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.streaming.stream import StreamEvent
 from agentfsm.testing.models import Call
 from tests.support.checks import HANG_S
 

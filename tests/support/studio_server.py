@@ -13,13 +13,13 @@ import attrs
 import httpx
 
 import agentfsm
+from agentfsm import AssistantMessage, Label, Outcome, Purpose, TextPart, ToolCall, ToolResult, Usage
 from agentfsm.core import events as e
-from agentfsm.core.events import AnswerSource, GuardVerdict
+from agentfsm.core.events import AnswerSource
 from agentfsm.core.header import Header
-from agentfsm.core.labels import Label
-from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.usage import Purpose, Spending, TierChoice, Usage
+from agentfsm.core.usage import Spending, TierChoice
+from agentfsm.guards import GuardVerdict
 from agentfsm.stores import SQLiteStore
 
 AGENTS = Path(__file__).parents[1] / "studio" / "studio_agents.py.txt"

@@ -18,7 +18,8 @@ from typing import Any, Final
 import attrs
 import tiktoken
 
-from agentfsm.core.messages import AssistantMessage, Message, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import Message
 from agentfsm.models.anthropic.wire import AnthropicStreamAssembler
 from agentfsm.models.anthropic.wire import decode as decode_message
 from agentfsm.models.openai.chat_wire import ChatStreamAssembler

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from agentfsm import ToolQueue, ToolRegistry, tool
-from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm import ToolCall, ToolQueue, ToolRegistry, ToolResult, tool
 from tests.support.checks import HANG_S
 
 

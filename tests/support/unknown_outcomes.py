@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Run, RunContext, tool
-from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.tool import Arguments, Tool
+from agentfsm import Agent, Run, RunContext, Tool, tool
+from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.tool import Arguments
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 

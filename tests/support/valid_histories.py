@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentfsm.core.messages import (
-    ImagePart,
-    Message,
-    TextPart,
-    UserMessage,
-)
+from agentfsm import ImagePart, TextPart, UserMessage
+from agentfsm.core.messages import Message
 from tests.support.checks import valid_history
 from tests.support.wire_rules import check_wires
 

@@ -18,8 +18,7 @@ from typing import Any
 import anyio
 
 import agentfsm
-from agentfsm import Agent, Found, RunContext, tool
-from agentfsm.core.messages import AssistantMessage
+from agentfsm import Agent, AssistantMessage, Found, RunContext, tool
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.testing import FunctionModel, call, say
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.messages import AssistantMessage, Message, NativeReply
+from agentfsm import AssistantMessage
+from agentfsm.core.messages import Message, NativeReply
 from agentfsm.models.anthropic import wire as anthropic_wire
 from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.models.openai.dialects import OPENAI, Dialect, find_dialect

@@ -8,17 +8,14 @@ import pytest
 import yaml
 
 import agentfsm.telemetry
-from agentfsm import Agent
+from agentfsm import Agent, MisuseError, Outcome, StopReason
 from agentfsm.cli import main
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Outcome
-from agentfsm.ports.stored import Feedback
+from agentfsm.ports import Feedback
 from agentfsm.stores import SQLiteStore
 from agentfsm.telemetry.alerts import ALERTS, format_rules, replay_alerts, set_thresholds
 from agentfsm.telemetry.measurements import METRICS, measure_feedback, measure_run
 from agentfsm.telemetry.metrics_summary import MeasurementLog
-from agentfsm.testing.models import ScriptedModel
+from agentfsm.testing import ScriptedModel
 from tests.support.recorded_tasks import record_task
 
 HOUR = 3_600.0

@@ -6,16 +6,14 @@ from math import inf
 import anyio
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Outcome, StopReason, TextPart, tool
 from agentfsm.cli import main
 from agentfsm.core.header import Header
-from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Outcome, TextPart
-from agentfsm.ports.stored import Feedback
+from agentfsm.ports import Feedback
 from agentfsm.stores import SQLiteStore
 from agentfsm.telemetry.measurements import METRICS, TOKENS, is_asked_again, measure_feedback, measure_run
 from agentfsm.telemetry.metrics_summary import MeasurementLog, read_measurements, summarize
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.recorded_tasks import record_task
 
 pytestmark = pytest.mark.anyio

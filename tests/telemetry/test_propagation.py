@@ -19,7 +19,7 @@ from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.streaming.watch import Outlet
 from agentfsm.telemetry import Telemetry, trace_of
 from agentfsm.telemetry.trace_export import TraceExport
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateway_client import named, serving
 from tests.support.mcp_calls import heard, rude
 from tests.support.otlp_receiver import OTLPReceiver

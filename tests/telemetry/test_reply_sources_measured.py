@@ -8,7 +8,7 @@ from agentfsm.ports import FinishReason
 from agentfsm.stores import MemoryStore
 from agentfsm.telemetry import trace_of
 from agentfsm.telemetry.measurements import REQUESTS, TOKENS, measure_run
-from agentfsm.testing.models import ScriptedModel, say
+from agentfsm.testing import ScriptedModel, say
 
 pytestmark = pytest.mark.anyio
 

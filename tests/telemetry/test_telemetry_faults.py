@@ -10,9 +10,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from agentfsm import Agent, MisuseError
 from agentfsm.cli import main
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.telemetry import Telemetry
+from agentfsm.telemetry import Telemetry, estimate, read_costs
 from agentfsm.telemetry.alerts import replay_alerts, set_thresholds
-from agentfsm.telemetry.costs import estimate, read_costs
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.telemetry.trace_export import TraceExport, TraceExportError
 from agentfsm.testing import FunctionModel

@@ -9,13 +9,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, Limits, MisuseError, tool
 from agentfsm.cli import main
-from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from agentfsm.telemetry import Telemetry, trace_of
 from agentfsm.telemetry.trace_export import TraceExport, TraceExportError
-from agentfsm.testing.models import ScriptedModel, call, say
+from agentfsm.testing import ScriptedModel, call, say
 from tests.support.otlp_receiver import OTLPReceiver
 
 pytestmark = pytest.mark.anyio

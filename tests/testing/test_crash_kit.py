@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from agentfsm.testing.crash import ForkServer, connect, crash_point, report, wait_for_go

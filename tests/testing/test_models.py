@@ -5,12 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm import Agent, MisuseError, TextPart, UserMessage
 from agentfsm.ports import CallChunk, Chunk, FinishChunk, FinishReason, ProposedCall, Reply, Request, TextChunk
-from agentfsm.testing.clock import run_virtual
-from agentfsm.testing.models import USAGE, FunctionModel, ScriptedModel, call, fail, raw_call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, raw_call, run_virtual, say
+from agentfsm.testing.models import USAGE
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 

@@ -4,9 +4,18 @@ import time
 
 import pytest
 
-from agentfsm import Agent, Limits, Settings, tool
-from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.usage import Usage
+from agentfsm import (
+    Agent,
+    ContextTooLongError,
+    Limits,
+    MisuseError,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Settings,
+    Usage,
+    tool,
+)
 from agentfsm.ports import FinishReason
 from agentfsm.testing import LocalServer, ScriptedModel, call, fail, raw_call, say
 from tests.support.model_wires import ANTHROPIC, CHAT, KEY, RESPONSES, both_ways

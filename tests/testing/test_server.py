@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from agentfsm.core.errors import MisuseError
+from agentfsm import MisuseError
 from agentfsm.testing import LocalServer, WireReply, call, raw_call, say
 from agentfsm.testing.fake_llm.openai_chat import find_history_error
 

@@ -6,11 +6,11 @@ from traceback import format_exception
 
 import pytest
 
-from agentfsm.core.errors import ConflictError, StoreError
+from agentfsm import ConflictError, StoreError
 from agentfsm.core.events import EVENTS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.memory import WRITE_ACCEPTED
-from agentfsm.testing.clock import run_virtual
+from agentfsm.testing import run_virtual
 from agentfsm.testing.conformance import StoreConformance, helpers
 
 KIT = StoreConformance()

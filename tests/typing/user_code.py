@@ -46,7 +46,7 @@ from agentfsm.models import Fallback, OpenAIChat, Throttled
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 
 @dataclass

@@ -9,8 +9,8 @@ from functools import partial
 import anyio
 import pytest
 
+from agentfsm import TooNewError
 from agentfsm.cli.render.text import format_summaries
-from agentfsm.core.errors import TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.journal.run_status import list_statuses
 from tests.support.database_servers import empty_schema

@@ -10,15 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Outcome, Run, StopReason, tool
+from agentfsm import Agent, LimitError, Limits, Outcome, Run, Settings, StopReason, ToolCall, Usage, tool
 from agentfsm.core.calls import OpenCall
-from agentfsm.core.errors import LimitError
-from agentfsm.core.limits import Limits
-from agentfsm.core.messages import ToolCall
-from agentfsm.core.settings import Settings
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, fresh, results_of, valid_history, virtually
 
 # Per token.

@@ -14,17 +14,14 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Outcome, Run, Settings, tool
+from agentfsm import Agent, Limits, ModelReplyError, Outcome, Run, Settings, Usage, tool
 from agentfsm.core import events as e
-from agentfsm.core.errors import ModelReplyError
-from agentfsm.core.limits import Limits
-from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.config import MAX_ANSWER_TOKENS
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from tests.support.checks import fresh, results_of, valid_history, virtually
 
 if TYPE_CHECKING:
-    from agentfsm.testing.clock import VirtualClock
+    from agentfsm.testing import VirtualClock
 
 CHILDREN = 8
 # Per token, asked or answered.

@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, Outcome, Run, RunContext, Settings, StopReason, tool
+from agentfsm import (
+    Agent,
+    BudgetWarning,
+    ErrorType,
+    Limits,
+    Outcome,
+    Run,
+    RunContext,
+    Settings,
+    StopReason,
+    Usage,
+    tool,
+)
 from agentfsm.cli.codes import ExitCode, for_run
-from agentfsm.core.messages import ErrorType
-from agentfsm.core.usage import Usage
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
-from agentfsm.streaming.stream import BudgetWarning
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import names, results_of, sound, valid_history, virtually
 
 CHILDREN = 8

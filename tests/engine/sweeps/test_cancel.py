@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, State, tool
 from agentfsm.core.events import Event, Failed, ToolCutOff, ToolFinished
 from agentfsm.ports import ProposedCall, Reply, Request, Store
-from agentfsm.testing.models import FunctionModel
+from agentfsm.testing import FunctionModel
 from tests.support.checks import (
     HANG_S,
     Trap,

@@ -14,12 +14,9 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm import ToolQueue, ToolRegistry, tool
-from agentfsm._lib.limiter import Limiter
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm import ErrorType, Limiter, Outcome, Tool, ToolCall, ToolQueue, ToolRegistry, ToolResult, tool
 from agentfsm.tools.breaker import FAILURE_THRESHOLD, OPEN_S
 from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.tool import Tool
 from tests.support.checks import HANG_S, Trap
 
 

@@ -11,7 +11,7 @@ from agentfsm import Agent, ConflictError, InputKind, Outcome, Run, State, StopR
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
 from agentfsm.ports import Request
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, names, results_of, sound, virtually
 
 

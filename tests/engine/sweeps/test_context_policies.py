@@ -9,16 +9,26 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, Usage, tool
+from agentfsm import (
+    Agent,
+    ContextTooLongError,
+    Limits,
+    MisuseError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Settings,
+    State,
+    StopReason,
+    Usage,
+    UserMessage,
+    tool,
+)
 from agentfsm.context import Context, PriorityRetention, SlidingWindow, Summarise, TrimResults
-from agentfsm.core.errors import ContextTooLongError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import Compacted
 from agentfsm.core.history import Span, Summarised
-from agentfsm.core.messages import UserMessage
 from agentfsm.models.openai.chat_wire import encode
-from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
-from agentfsm.ports.context import CompactionBudget, MessageGroup
-from agentfsm.testing.models import FunctionModel
+from agentfsm.ports import CompactionBudget, ContextPolicy, Emit, MessageGroup, Model, ProposedCall, Reply, Request
+from agentfsm.testing import FunctionModel
 from agentfsm.tokens.ledger import count_message
 from agentfsm.tokens.tool_prompts import count_tools
 from tests.support.checks import names, no_leases, sound, valid_history

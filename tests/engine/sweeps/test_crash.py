@@ -15,7 +15,7 @@ import pytest
 
 from agentfsm import Agent, ConflictError, MisuseError, Outcome, PendingKind, Run, RunContext, Settings, State, tool
 from agentfsm.ports import CallChunk, Emit, FinishChunk, FinishReason, Model, ProposedCall, Reply, Request, Store
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, calls_of, names, results_of, sound, sound_run, starts_of
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 

@@ -18,12 +18,22 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, Outcome, Run, State, StopReason, tool
-from agentfsm.core.errors import ModelUnavailableError
+from agentfsm import (
+    Agent,
+    Limits,
+    ModelUnavailableError,
+    Outcome,
+    Run,
+    State,
+    StopReason,
+    ToolEvent,
+    ToolEventType,
+    tool,
+)
 from agentfsm.core.events import ToolFinished, ToolsChosen
 from agentfsm.ports import CallChunk, Chunk, Emit, FinishChunk, FinishReason, Model, Reply, Store
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
-from agentfsm.testing.models import Call, ScriptedModel, call, raw_call
+from agentfsm.testing import ScriptedModel, call, raw_call
+from agentfsm.testing.models import Call
 from agentfsm.tools.queue.dispatch import find_abandoned
 from tests.support.checks import HANG_S, Trap, names, results_of, settled, sound, sound_run, virtually
 from tests.support.failing_stores import CancellingStore, CrashingStore, WorkerKilled

@@ -8,9 +8,9 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, PendingKind, RunContext, Settings, tool
+from agentfsm import Agent, Label, PendingKind, RunContext, Settings, tool
 from agentfsm.core import events as e
-from agentfsm.core.labels import EFFECT_LABELS, Label
+from agentfsm.core.labels import EFFECT_LABELS
 from agentfsm.core.run import begin_run
 from agentfsm.guards import Guard, LabelRule, QuotaRule, max_calls, no, two_of
 from agentfsm.testing import ScriptedModel, call, say

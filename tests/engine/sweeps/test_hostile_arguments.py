@@ -9,13 +9,25 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, Run, RunContext, Settings, State, Tool, tool
+from agentfsm import (
+    Agent,
+    ErrorType,
+    Limits,
+    MisuseError,
+    Outcome,
+    Run,
+    RunContext,
+    Settings,
+    State,
+    Tool,
+    ToolCall,
+    ToolResult,
+    tool,
+)
 from agentfsm.core.encoding import MAX_RECORD_CHARS
-from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
 from agentfsm.ports import FinishReason, ProposedCall, Reply, Request
 from agentfsm.ports.model import MAX_REPLY_CALLS
-from agentfsm.stores import MemoryStore
-from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, raw_call, say
 from tests.support.checks import HANG_S, calls_of, results_of, sound, valid_history
 

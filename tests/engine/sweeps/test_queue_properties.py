@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Outcome, ToolQueue, ToolRegistry, tool
-from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm import Outcome, ToolCall, ToolQueue, ToolRegistry, ToolResult, tool
+from agentfsm.testing import VirtualClock, run_virtual
 from tests.support.checks import Keeping
 
 TIMEOUT_S = 10

@@ -21,12 +21,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import ToolQueue, ToolRegistry, tool
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from agentfsm import ErrorType, Outcome, Tool, ToolCall, ToolQueue, ToolRegistry, ToolResult, tool
+from agentfsm.testing import VirtualClock, run_virtual
+from agentfsm.testing.clock import EPOCH
 from agentfsm.tools.queue.call_order import CallOrder
 from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.tool import Tool
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
 # In the usual suite.

@@ -8,13 +8,23 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, MisuseError, Run, RunContext, State, StopReason, StoreError, tool
-from agentfsm.core.errors import CorruptError, LeaseLostError
+from agentfsm import (
+    Agent,
+    CorruptError,
+    LeaseLostError,
+    MisuseError,
+    Run,
+    RunContext,
+    State,
+    StopReason,
+    StoreError,
+    tool,
+)
 from agentfsm.core.events import Event
 from agentfsm.core.inbox import PostedItem
 from agentfsm.ports import Lease, PendingWrite, ProposedCall, Reply, Request, StoredRun
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import HANG_S, no_leases, sound
 from tests.support.failing_stores import FullStore
 

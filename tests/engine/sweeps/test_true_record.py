@@ -16,21 +16,29 @@ import pytest
 
 from agentfsm import (
     Agent,
+    AgentError,
+    AuditRecord,
+    ConflictError,
+    InputRequired,
     Limits,
+    ModelError,
     Outcome,
     PendingKind,
+    Question,
     RunContext,
     State,
     StopReason,
+    ToolCall,
+    ToolEvent,
+    ToolEventType,
+    ToolQueue,
     ToolRegistry,
+    ToolResult,
     TransientError,
     tool,
 )
-from agentfsm.core.errors import AgentError, ConflictError, ModelError
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
-from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.engine.execution.execution import ExecutionOptions
-from agentfsm.journal.audit import AuditRecord
 from agentfsm.ports import (
     CallChunk,
     Clock,
@@ -47,10 +55,6 @@ from agentfsm.ports import (
     SystemClock,
 )
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming.stream import ToolEvent, ToolEventType
-from agentfsm.tools.question_validation import Question
-from agentfsm.tools.queue.scheduler import ToolQueue
-from agentfsm.tools.run_context import InputRequired
 from tests.support.checks import HANG_S, Keeping, Wrapped, no_leases, sound, virtually
 
 ASKS = Question(key="who", message="Who?", schema={"type": "object", "properties": {}})

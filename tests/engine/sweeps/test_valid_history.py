@@ -21,22 +21,27 @@ from hypothesis import strategies as st
 from agentfsm import (
     Agent,
     ConflictError,
+    ContextTooLongError,
     InputKind,
     Limits,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
     Outcome,
+    Pending,
     PendingKind,
     Run,
     Settings,
     StoreError,
+    TextPart,
+    Tool,
+    Usage,
+    UserMessage,
     ask_user,
     tool,
     wait,
 )
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import ToolFinished, ToolsChosen
-from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.pending import Pending
-from agentfsm.core.usage import Usage
 from agentfsm.ports import (
     CallChunk,
     Emit,
@@ -50,9 +55,7 @@ from agentfsm.ports import (
     TextChunk,
 )
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.clock import VirtualClock, run_virtual
-from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.tool import Tool
+from agentfsm.testing import ScriptedModel, VirtualClock, call, run_virtual, say
 from tests.support.checks import HANG_S, Trap, calls_of, no_leases, results_of, sound_run, valid_history
 from tests.support.failing_stores import CancellingStore, CrashingStore, FullStore, WorkerKilled
 from tests.support.valid_histories import IMAGE, NEXT, RUN, taken
