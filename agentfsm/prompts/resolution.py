@@ -20,7 +20,8 @@ from agentfsm.prompts.template import PromptTemplate, RenderedPrompt
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
 
-# Text, a prompt, or a function, plain or async, that returns text: of the run's header, of a RunContext, or of both.
+# Text, a prompt, or a function, plain or async, that returns text: of nothing, of the run's header, of a RunContext, or
+# of the last two.
 Instructions: TypeAlias = str | PromptTemplate | Callable[..., str] | Callable[..., Awaitable[str]]
 # The same for the note at the end of each request, whose function takes the run instead of the header.
 Reminder: TypeAlias = str | PromptTemplate | Callable[..., str] | Callable[..., Awaitable[str]]
@@ -64,7 +65,7 @@ class TextSource(Value):
                     f"give a function, {self.option}=lambda subject: prompts[{current.name!r}].render({values})"
                 )
             return current.render()
-        return self._check(self.given(subject) if callable(self.given) else self.given)
+        return self._check(self.given(*[subject] * self.takes_subject) if callable(self.given) else self.given)
 
     async def read_with(self, subject: Header | Run, context: RunContext[Any]) -> str:
         """Return the text, also of an async function and of one that takes the context.
@@ -100,8 +101,9 @@ def find_source(option: str, given: Instructions | Reminder) -> TextSource:
             raise
         return TextSource(option=option, given=given)
     context = find_context_parameter(parameters, RunContext, option)
-    is_alone = context is not None and len(parameters) == 1
-    return TextSource(option=option, given=given, takes_context=context is not None, takes_subject=not is_alone)
+    takes_context = context is not None
+    takes_subject = len(parameters) > takes_context
+    return TextSource(option=option, given=given, takes_context=takes_context, takes_subject=takes_subject)
 
 
 def _read_first_hint(function: Callable[..., Any]) -> object:

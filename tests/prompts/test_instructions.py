@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, MisuseError, RunContext, RunNotFoundError, difference, tool
 from agentfsm.prompts import Layer, Prompts, PromptTemplate, assemble, compose
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import FunctionModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 WHO = {"by": "ann", "why": "test"}
 
@@ -219,3 +219,11 @@ def test_other_values_are_refused(wrong):
     """When the agent is made."""
     with pytest.raises(MisuseError, match="instructions="):
         Agent(FunctionModel(lambda _request: say("x")), instructions=wrong)
+
+
+async def test_a_function_without_parameters_gives_the_text():
+    """For instructions and reminders."""
+    agent = Agent(model := ScriptedModel("Hi."), instructions=lambda: "Be brief.", reminder=lambda: "It is late.")
+    await agent.run("hello")
+    [request] = model.requests
+    assert (request.instructions, request.messages[-1].text) == ("Be brief.", "It is late.")
