@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias, get_args
 
@@ -35,6 +35,8 @@ BATCH: Final = 100
 MAX_OPEN_DELIVERIES: Final = 1_000
 # Default time that a delivery may take before another process may get it too, seconds.
 FOLLOWER_LEASE_S: Final = 60.0
+# Part of the lease after which a held delivery renews it: two renewals may fail.
+RENEWAL_SHARE: Final = 0.3
 # Default time between two looks into the store while there is nothing to deliver, seconds.
 FOLLOWER_POLL_S: Final = 1.0
 
@@ -141,6 +143,26 @@ class Delivery:
         """Version of the run after the events."""
         return self.after_version + len(self.events)
 
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Keep other processes from the follower during work that may take longer than `lease_s`.
+
+            async with delivery.hold():
+                await ask_a_model(delivery.events)
+            await delivery.done()
+
+        The lease is renewed in the background as long as the event loop runs. So `lease_s` may be short, and the place
+        of a process that was killed is soon free. If a renewal comes too late, `done` says so.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._follower._renew_lease)  # noqa: SLF001  as below
+                yield
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:  # it holds the error of the work
+            error = group.exceptions[0]
+            raise error from error.__cause__
+
     async def done(self) -> None:
         """Record that this delivery needs no repetition. A second call has no effect.
 
@@ -196,7 +218,7 @@ class Follower(AsyncIterator[Delivery]):
 
     lease_s: float = attrs.field(default=FOLLOWER_LEASE_S, kw_only=True, validator=SECONDS)
     """Seconds after which another process may get a delivery too if this one did not call the store meanwhile; set it
-    above the longest time between two deliveries. Default 60.
+    above the longest time between two deliveries, or work under `delivery.hold()`. Default 60.
     """
 
     poll_s: float = attrs.field(default=FOLLOWER_POLL_S, kw_only=True, validator=SECONDS)
@@ -302,3 +324,13 @@ class Follower(AsyncIterator[Delivery]):
         await self.store.confirm_read(self.name, holder=self._holder, position=position, versions=versions)
         while self._open and self._open[0].change <= position:
             self._open.popleft()
+
+    async def _renew_lease(self) -> None:
+        """Renew the lease until cancelled. What is not done is unread, so `take_unread` finds it and renews."""
+        while True:
+            await anyio.sleep(RENEWAL_SHARE * self.lease_s)
+            if self._open:
+                with suppress(AgentError):  # else the next one renews, or `done` says that the lease was lost
+                    await self.store.take_unread(
+                        self.name, holder=self._holder, after=self._open[0].change - 1, lease_s=self.lease_s, limit=1
+                    )

@@ -65,8 +65,8 @@ _CREDENTIAL: Final = (
     "the delivery is not signed with the secret of this webhook, or not of the last 5 minutes: check the address, the "
     "secret, and the clock of the sender"
 )
-# Seconds for which a server works on an event before another one may send it too: longer than the longest wait.
-LEASE_S: Final = 600.0
+# Seconds after which another server sends the events of one that was killed. A live one renews its lease.
+LEASE_S: Final = 20.0
 # Statuses of the receiver after which the same event may be accepted later; others from 400 to 499 are final.
 _RETRIED: Final = frozenset({408, 409, 425, 429})
 
@@ -276,7 +276,8 @@ class _Sender:
         name = f"webhook:{self.hook.name}"
         async with gateway.runs.store.follow(name, start="now", lease_s=LEASE_S) as follower:
             async for delivery in follower:
-                await self._deliver(gateway, client, delivery)
+                async with delivery.hold():
+                    await self._deliver(gateway, client, delivery)
                 await delivery.done()
 
     async def _deliver(self, gateway: Gateway, client: httpx2.AsyncClient, delivery: Delivery) -> None:

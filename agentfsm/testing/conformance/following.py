@@ -315,6 +315,20 @@ class FollowerConformance:
                 await again.done()
         assert await read_new(store) == []
 
+    async def test_long_work_keeps_the_place_of_a_follower(self, store: Store, other: Store) -> None:
+        """Within `hold` the lease is renewed, also if the run goes on meanwhile; an error of the work comes through."""
+        await create_finished_run(store)
+        driver = await LeasedRun.create(store, make_header("later"))
+        async with store.follow("f", wait=False, lease_s=1.5) as follower:
+            delivery = await anext(follower)
+            with pytest.raises(ZeroDivisionError):
+                async with delivery.hold():
+                    await driver.release()
+                    await anyio.sleep(1.7)
+                    assert await read_new(other) == []
+                    raise ZeroDivisionError
+            await delivery.done()
+
     async def test_a_late_confirmation_moves_nothing_back(self, store: Store) -> None:
         """A position and the versions that were read only grow."""
         driver = await LeasedRun.create(store)
