@@ -110,7 +110,7 @@ async def send_side_request(
     usage, paid, name = None, None, who.name
     try:
         settings = engine.side_request_settings(view.run, granted, own=model is None)
-        request = attrs.evolve(request, settings=settings, output=output, passing=1)
+        request = attrs.evolve(request, settings=settings, output=output)
         try:
             reply = await fetch_reply(who, request)
         except ReasoningRefusedError:
