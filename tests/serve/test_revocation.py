@@ -176,10 +176,10 @@ async def test_a_signed_delivery_is_checked_once(monkeypatch):
     agent, begun = paying(), []
     submit = type(agent).submit
 
-    async def submit_slowly(self, run):
+    async def submit_slowly(self, run, **options):
         begun.append(run.id)
         await anyio.sleep(10 * endpoints.RECHECK_S)
-        return await submit(self, run)
+        return await submit(self, run, **options)
 
     monkeypatch.setattr(type(agent), "submit", submit_slowly)
     hook = IncomingWebhook(name="crm", secret=SECRET, user="crm-bot")
