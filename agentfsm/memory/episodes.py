@@ -167,7 +167,7 @@ def describe_run(run: Run[Any], known: Sequence[MemoryItem] = ()) -> str:
         known: Items of the memory on its subjects, numbered from 1 in the record.
     """
     messages = [message for message in run.messages[run.own_start :] if find_source(message) not in LEAVES_OUT]
-    lines = [_describe_message(message) for message in messages]
+    lines = [describe_message(message) for message in messages]
     lines += [f"end: {_name_end(run) or 'the task was finished'}"]
     text = _shorten("\n".join(line for line in lines if line), MAX_TRANSCRIPT_TOKENS)
     items = [f"{number}. {item.kind.value}: {write_item_text(item.text)}" for number, item in enumerate(known, 1)]
@@ -178,7 +178,8 @@ def _join_lines(lines: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _describe_message(message: object) -> str:
+def describe_message(message: object) -> str:
+    """Return the lines for a message in the record of a run; empty if it says nothing."""
     match message:
         case UserMessage(origin=MessageOrigin.PLAN):
             return f"results of a plan: {_shorten_line(message.text, MAX_TURN_TOKENS)}"
@@ -366,7 +367,7 @@ def _build_episode(
         for each in feedback[-1:]
     ]
     return MemoryItem(
-        id=_name_item(run.header, f"episode {number}"),
+        id=name_episode(run.header, number),
         kind=ItemKind.EPISODE,
         text="\n".join(lines),
         data={
@@ -382,11 +383,16 @@ def _build_episode(
             "usd": run.usage.cost_usd,
             "rating": feedback[-1].rating if feedback else None,
         },
-        replaces=_name_item(run.header, f"episode {number - 1}") if number else "",
+        replaces=name_episode(run.header, number - 1) if number else "",
         importance=max(importance, FEEDBACK_IMPORTANCE) if feedback else importance,
         recorded_at=max(run.updated_at, *(each.at for each in feedback)) if feedback else run.updated_at,
         **common,
     )
+
+
+def name_episode(header: Header, version: int = 0) -> str:
+    """Return the id of the episode of a run; its versions, from 1, are those with feedback."""
+    return _name_item(header, f"episode {version}")
 
 
 def _name_item(header: Header, part: str) -> str:

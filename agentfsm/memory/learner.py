@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import attrs
 
 from agentfsm.agents.agent import Agent
-from agentfsm.core.errors import ConflictError, LeaseLostError, RunNotFoundError
+from agentfsm.agents.validation import as_messages
+from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, RunNotFoundError
+from agentfsm.core.header import short_hash
+from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import Label
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import UserMessage
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Message, ToolResult, UserMessage, check_history
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.validation import FUNCTION, NAME
 from agentfsm.journal.load import load_run, read_header
@@ -23,18 +29,22 @@ from agentfsm.memory.episodes import (
     KNOWN_KEY,
     MAX_KNOWN,
     MAX_KNOWN_CHARS,
+    MAX_TRANSCRIPT_TOKENS,
     Learned,
     build_items,
+    describe_message,
     describe_run,
     is_extraction,
     is_untrusted,
     leaves_episode,
+    name_episode,
     write_known,
 )
 from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.memory_items import ItemKind
 from agentfsm.ports.model import Model
 from agentfsm.ports.store import STORE, Store
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -69,6 +79,33 @@ _INSTRUCTIONS: Final = (
     "already.\n"
     "- importance: how useful all of this is for later tasks, from 0 to 1."
 )
+
+
+def _read_history(messages: Sequence[Message] | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return a conversation as a history of a run."""
+    given: tuple[Any, ...] = as_messages(cast("Sequence[Message]", messages))
+    if any(isinstance(each, Mapping) for each in given):
+        from agentfsm.models.openai.conversion import from_openai  # noqa: PLC0415  brings the SDK
+
+        given = from_openai(given)
+    check_history(given)
+    if not given:
+        raise MisuseError("messages=[]: give the messages of a conversation, oldest first")
+    return given
+
+
+def _split(messages: Sequence[Message], texts: Sequence[str]) -> Iterator[tuple[Message, ...]]:
+    """Return the parts of a conversation that an extraction can read whole. Results stay with their calls."""
+    part: list[Message] = []
+    tokens = 0
+    for message, text in zip(messages, texts, strict=True):
+        size = estimate_tokens(text)
+        if part and tokens + size > MAX_TRANSCRIPT_TOKENS and not isinstance(message, ToolResult):
+            yield tuple(part)
+            part, tokens = [], 0
+        part.append(message)
+        tokens += size
+    yield tuple(part)
 
 
 def _trust_nothing(_run: Run[Any]) -> bool:
@@ -171,11 +208,66 @@ class Learner:
             raise
         return await self.memory.add_derived(build_items(run, extraction, await self.store.list_feedback(run_id)))
 
+    async def add(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        *,
+        user: str = "",
+        tenant: str = "",
+        session: str = "",
+        at: datetime | float | None = None,
+        labels: Iterable[str] = (),
+    ) -> int:
+        """Learn from a conversation that was held elsewhere. Return the number of new items.
+
+        A long one is learned from in parts of some 6,000 tokens, of whole messages. The extractions are runs in the
+        store of the learner, as those of `learn`. Their ids follow from the messages, so what is added again, also
+        after a crash, adds nothing and pays nothing. The items have no source: `memory.rebuild` leaves them.
+
+        Args:
+            messages: Messages, oldest first: those of `run.messages`, or dicts as in chat completions.
+            user: User whose memory learns. Empty: the owner of the memory.
+            tenant: Tenant of the user. Empty: that of the memory.
+            session: Conversation that the items are a part of. Empty: one that follows from the messages.
+            at: Time at which it was held, as a datetime with time zone or seconds since 1970. None: now.
+            labels: Labels of the conversation. With "untrusted", the items are held until a person releases them.
+
+        Raises:
+            MisuseError: if a message has another form, there are none, or nobody's memory is named.
+        """
+        history, own = _read_history(messages), self.memory.namespace
+        user, tenant = user or own.user, tenant or own.tenant
+        if not user:
+            raise MisuseError("whose memory learns? Give user=, or write memory.for_(user=...).add(...)")
+        when = parse_time(at, "at")
+        ended = self._agent.clock.now() if when is None else when
+        texts = [describe_message(message) for message in history]
+        name, count = f"conversation-{short_hash(json.dumps([user, tenant, session, *texts]), 24)}", 0
+        for number, part in enumerate(_split(history, texts)):
+            task = next((each.text for each in part if isinstance(each, UserMessage) and each.text), "a conversation")
+            begun = self._agent.start(
+                task, id=f"{name}-{number}", user=user, tenant=tenant or None, labels=labels, messages=history
+            )
+            header = attrs.evolve(begun.header, nonce="", history=(), created_at=ended, session=session or name)
+            run = attrs.evolve(begun, header=header, messages=part, state=State.DONE, updated_at=ended)
+            if await self.memory.index.get([name_episode(header)]):
+                continue
+            extraction = await self._extract(run)
+            if extraction is None:
+                raise MisuseError(f"{name_extraction(run.id)} is the id of another run in this store")
+            items = build_items(run, extraction, ())
+            count += await self.memory.add_derived([attrs.evolve(item, source=None) for item in items])
+        return count
+
     async def aclose(self) -> None:
         """Close the connections of the model, the memory and the store."""
         async with AsyncExitStack() as rest:
             rest.push_async_callback(self.memory.aclose)
             rest.push_async_callback(self._agent.aclose)
+
+    async def close_model(self) -> None:
+        """Close the connections of the model."""
+        await self._agent.model.aclose()
 
     async def _learn(self, delivery: Delivery) -> int:
         if delivery.header.parent is not None or is_extraction(delivery.header):

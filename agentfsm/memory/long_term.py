@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -21,7 +22,7 @@ from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyD
 from agentfsm.core.header import short_hash
 from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
-from agentfsm.core.messages import Part
+from agentfsm.core.messages import Message, Part
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import name_extraction
@@ -86,9 +87,11 @@ from agentfsm.ports.memory_items import (
     RunMemory,
     parse_item_kind,
 )
+from agentfsm.ports.model import Model
 from agentfsm.ports.reranker import Reranker
 from agentfsm.ports.store import ALL_RUNS, Clock, Filter, Store, SystemClock
 from agentfsm.stores.loading import mask_password
+from agentfsm.stores.memory import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tokens.ledger import read_text as read_message_text
@@ -289,6 +292,11 @@ class Memory(RunMemory):
     an `agentfsm.models.HTTPReranker`, or one of your own. Default None: the order of the search stays.
     """
 
+    model: Model | str | None = attrs.field(default=None, kw_only=True)
+    """Model that reads the conversations given to `add`, or its name: a cheap one will do. Default None: `add` is
+    refused.
+    """
+
     _vectors: ItemVectors | None = attrs.field(
         default=attrs.Factory(lambda self: open_vectors(self.index, self.embedder), takes_self=True), init=False
     )
@@ -398,6 +406,51 @@ class Memory(RunMemory):
             if is_alike and ends is None and (vector or normalise_text(old.text) == normalise_text(text)):
                 item = confirm(old, item)
         return await self._add(item, vector)
+
+    async def add(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        *,
+        user: str = "",
+        tenant: str = "",
+        session: str = "",
+        at: datetime | float | None = None,
+        labels: Iterable[str] = (),
+        store: Store | None = None,
+    ) -> int:
+        """Learn facts, preferences and an episode from a conversation that was held elsewhere.
+
+        The `model` of the memory reads it, and what the memory knows of its subjects, so that a fact that has changed
+        takes the place of the old one. The same conversation is learned from once.
+
+        Args:
+            messages: Messages, oldest first: those of a run, or dicts as in chat completions.
+            user: User whose memory learns. Empty: the owner of this memory.
+            tenant: Tenant of the user. Empty: that of this memory.
+            session: Conversation that the items are a part of. Empty: one that follows from the messages.
+            at: Time at which it was held, as a datetime with time zone or seconds since 1970. None: now.
+            labels: Labels of the conversation. With "untrusted", the items are held until a person releases them.
+            store: Store of the extraction runs, so that their cost is counted, and a crash pays for no request twice.
+                None: they are not kept.
+
+        Returns:
+            The number of new items.
+
+        Raises:
+            MisuseError: if the memory has no `model`, nobody is named, or a message has another form.
+        """
+        if self.model is None:
+            raise MisuseError('memory.add asks a model: write Memory(..., model="openai:gpt-5.4-mini")')
+        from agentfsm.memory.learner import Learner  # noqa: PLC0415  brings the agents, which may have this memory
+
+        async with AsyncExitStack() as rest:
+            if store is None:
+                store = MemoryStore()
+                rest.push_async_callback(store.aclose)
+            learner = Learner(self, self.model, store)
+            if isinstance(self.model, str):
+                rest.push_async_callback(learner.close_model)
+            return await learner.add(messages, user=user, tenant=tenant, session=session, at=at, labels=labels)
 
     async def _find_near(self, new: MemoryItem) -> tuple[MemoryItem | None, tuple[float, ...]]:
         """Return the item that says the same in almost the same words, or None; and the vector of the text, if made.
