@@ -8,6 +8,7 @@ import pytest
 from agentfsm import Agent, Limits, MisuseError, Runs, tool
 from agentfsm.core.run_ids import DerivedId
 from agentfsm.memory import Learner, Memory
+from agentfsm.models import from_openai
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -336,3 +337,101 @@ async def test_forgetting_runs_needs_the_store(memory):
     """And the memory of a user: else all runs of a tenant would be meant."""
     with pytest.raises(MisuseError, match="needs store="):
         await of_ann(memory).forget_all(runs="delete")
+
+
+CONVERSATION = [
+    {"role": "system", "content": "You help."},
+    {"role": "user", "content": "I work in Porto. How were the sales?"},
+    {"role": "assistant", "content": "They rose by 7 %."},
+    {"role": "user", "content": "Thanks!"},
+]
+
+
+async def test_a_conversation_from_elsewhere(memory):
+    """It leaves an episode and its facts at the time when it was held, once, whoever adds it again."""
+    memory.model = model = ScriptedModel(LEARNED)
+    assert await memory.add(CONVERSATION, user="ann", tenant="acme", at=1_700_000_000) == 3
+    assert await of_ann(memory).add(from_openai(CONVERSATION)) == 0
+    [asked] = model.requests
+    assert "user: I work in Porto. How were the sales?\nassistant: They rose by 7 %." in asked.messages[0].text
+    items = await of_ann(memory).read()
+    assert {(item.valid_from, item.source) for item in items} == {(1_700_000_000, None)}
+    assert [item.text.splitlines()[0] for item in items if item.kind == "episode"] == [
+        "Task: I work in Porto. How were the sales?"
+    ]
+
+
+async def test_conversations_take_the_place_of_what_they_contradict(memory, store):
+    """The extraction is shown what is known, and is kept in a store, where a rebuild leaves its items."""
+    moved = {"text": "Ann works in Faro", "kind": "fact", "slot": "", "action": "update", "item": 1}
+    memory.model = model = ScriptedModel(LEARNED, json.dumps({"facts": [moved]}))
+    await memory.add(CONVERSATION, user="ann", tenant="acme", at=1_700_000_000)
+    now = [{"role": "user", "content": "I work in Faro now."}]
+    assert await memory.add(now, user="ann", tenant="acme", store=store) == 2
+    assert "1. fact: Ann works in Porto" in model.requests[1].messages[0].text
+    assert [found.item.text for found in await of_ann(memory).recall("works", kinds=["fact"])] == ["Ann works in Faro"]
+    [extraction] = await store.runs()
+    assert await learn(store, memory) is not None  # it is no run to learn from
+    before = await of_ann(memory).read()
+    await memory.rebuild(store)
+    assert await of_ann(memory).read() == before
+    assert await of_ann(memory).forget_all(runs="delete", store=store) == len(before)
+    assert extraction.id not in [row.id for row in await store.runs()]
+
+
+async def test_a_crash_between_an_extraction_and_its_items(memory, store, monkeypatch):
+    """With a store, the next call goes on with what was paid."""
+    memory.model = model = ScriptedModel(LEARNED)
+
+    async def crash(*_args):
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory.index, "add", crash)
+        with pytest.raises(Crash):
+            await memory.add(CONVERSATION, user="ann", store=store)
+    assert await memory.add(CONVERSATION, user="ann", store=store) == 3
+    assert len(model.requests) == 1
+
+
+async def test_a_long_conversation_is_read_whole(memory):
+    """In parts, each within what an extraction reads."""
+    long = [{"role": "user", "content": f"{number}: " + "word " * 600} for number in range(30)]
+    memory.model = model = ScriptedModel(*[LEARNED] * 9)
+    await memory.add(long, user="ann")
+    texts = "".join([request.messages[0].text for request in model.requests])
+    assert len(model.requests) > 1
+    assert all(f"user: {number}: word" in texts for number in range(30))
+    assert len({item.session for item in await memory.for_(user="ann").read()}) == 1
+
+
+async def test_untrusted_conversations_wait_for_a_person(memory):
+    """Their items are held."""
+    memory.model = ScriptedModel(LEARNED)
+    await memory.add(CONVERSATION, user="ann", labels=["untrusted"])
+    items = await memory.for_(user="ann").read(include_held=True)
+    assert [item.held for item in items] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "told"),
+    [
+        ([], {"user": "ann"}, "give the messages of a conversation"),
+        ("I work in Porto", {"user": "ann"}, "give a list of messages"),
+        ([{"role": "narrator", "content": "x"}], {"user": "ann"}, "the role 'narrator'"),
+        ([7], {"user": "ann"}, "not int"),
+        (CONVERSATION, {}, "whose memory learns"),
+        (CONVERSATION, {"user": "ann", "at": "today"}, "at="),
+    ],
+)
+async def test_conversations_that_cannot_be_read(memory, messages, options, told):
+    """Each is refused with what is wrong, before a model is asked."""
+    memory.model = ScriptedModel()
+    with pytest.raises(MisuseError, match=told):
+        await memory.add(messages, **options)
+
+
+async def test_a_conversation_needs_a_model(memory):
+    """The error says where to name it."""
+    with pytest.raises(MisuseError, match="model="):
+        await memory.add(CONVERSATION, user="ann")

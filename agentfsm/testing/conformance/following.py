@@ -319,14 +319,18 @@ class FollowerConformance:
         """Within `hold` the lease is renewed, also if the run goes on meanwhile; an error of the work comes through."""
         await create_finished_run(store)
         driver = await LeasedRun.create(store, make_header("later"))
+
+        async def work_and_fail(delivery: Delivery) -> None:
+            async with delivery.hold():
+                await driver.release()
+                await anyio.sleep(1.7)
+                assert await read_new(other) == []
+                raise ZeroDivisionError
+
         async with store.follow("f", wait=False, lease_s=1.5) as follower:
             delivery = await anext(follower)
             with pytest.raises(ZeroDivisionError):
-                async with delivery.hold():
-                    await driver.release()
-                    await anyio.sleep(1.7)
-                    assert await read_new(other) == []
-                    raise ZeroDivisionError
+                await work_and_fail(delivery)
             await delivery.done()
 
     async def test_a_late_confirmation_moves_nothing_back(self, store: Store) -> None:
