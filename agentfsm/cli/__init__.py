@@ -14,7 +14,7 @@
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm eval run | compare | gate | add | report | calibrate
     agentfsm keys add | list | remove
-    agentfsm memory learn | search | show | release | forget | rebuild | export
+    agentfsm memory learn | search | show | release | forget | expire | rebuild | export | import
     agentfsm index add | search | list | remove | rebuild
     agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 

@@ -616,7 +616,7 @@ def _add_metrics(add: AddParser) -> None:
 
 
 def _add_memory(add: AddParser) -> None:
-    text = "learn, search, show, release, forget, rebuild or export the items kept across runs"
+    text = "learn, search, show, release, forget, expire, rebuild, export or import the items kept across runs"
     sub = _add_group(add, "memory", text)
     learn = _add_command(sub, memory_admin.learn, text="learn from runs as they end, until interrupted")
     learn.add_argument("learner", metavar="module:learner", help="a Learner, or a function that returns one")
@@ -637,8 +637,19 @@ def _add_memory(add: AddParser) -> None:
     )
     rebuild = _add_command(sub, memory_admin.rebuild, text="derive the items of runs again from the journals")
     export = _add_command(sub, memory_admin.export, text="print all items of a user")
-    _add_memory_options(search, show, release, forget, rebuild, export)
-    for each in (release, forget):
+    imports = _add_command(
+        sub, memory_admin.import_file, name="import", text="add the items of a file to those of a user"
+    )
+    imports.add_argument("file", metavar="FILE", help="file that `agentfsm memory export --json` wrote; - for stdin")
+    expire = _add_command(sub, memory_admin.expire, text="forget old items of little importance")
+    expire.add_argument("--everyone", action="store_true", help="of all owners, not only of --user")
+    expire.add_argument("--days", metavar="N", type=float, default=90.0, help="age, days (default: %(default)s)")
+    text = "items of at least this importance are kept, 0 to 1 (default: %(default)s)"
+    expire.add_argument("--importance", metavar="X", type=float, default=0.7, help=text)
+    text = "items of an owner that are kept at most (default: %(default)s)"
+    expire.add_argument("--count", metavar="N", type=parse_count, default=1_000, help=text)
+    _add_memory_options(search, show, release, forget, rebuild, export, imports, expire)
+    for each in (release, forget, expire):
         each.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of it")
 
 

@@ -48,7 +48,7 @@ from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.memory.long_term import Memory
+    from agentfsm.memory.long_term import Expiry, Memory
     from agentfsm.ports.memory_items import MemoryItem
 
 _log = logging.getLogger("agentfsm.learner")
@@ -143,6 +143,11 @@ class Learner:
     trusts: Callable[[Run[Any]], bool] = attrs.field(default=_trust_nothing, kw_only=True, validator=FUNCTION)
     """Rule that returns whether a run that has read something untrusted may be learned from without a person. Its
     decision is recorded in the extraction run. Default: none may.
+    """
+
+    expiry: Expiry | None = attrs.field(default=None, kw_only=True)
+    """Rules by which old items of a user are forgotten when a run of that user is learned from. None: they stay, until
+    `memory.expire` or `expire_all` is called.
     """
 
     _agent: Agent[Learned] = attrs.field(init=False)
@@ -273,9 +278,13 @@ class Learner:
         if delivery.header.parent is not None or is_extraction(delivery.header):
             return 0
         try:
-            return await self.learn(delivery.run_id)
+            count = await self.learn(delivery.run_id)
         except RunNotFoundError:
             return 0  # deleted: there is nothing to learn from any more
+        if count and self.expiry is not None:
+            owner = self.memory.for_(user=delivery.header.user or "", tenant=delivery.header.tenant or "")
+            await owner.expire(self.expiry, by=self.name)
+        return count
 
     async def _extract(self, run: Run[Any]) -> Run[Any] | None:
         """Return the extraction of a run, finished; None if another run has taken its id."""

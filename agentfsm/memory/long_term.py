@@ -86,6 +86,8 @@ from agentfsm.ports.memory_items import (
     Recall,
     RunMemory,
     parse_item_kind,
+    read_item,
+    write_item,
 )
 from agentfsm.ports.model import Model
 from agentfsm.ports.reranker import Reranker
@@ -131,6 +133,11 @@ EQUAL_CANDIDATES: Final = 20
 TICK_S: Final = 1e-6
 # Further items that are read at once if many of the first repeat others.
 FURTHER: Final = 4
+# Items that one write adds.
+WRITE_BATCH: Final = 500
+# Arguments of `Memory.remember`.
+_GIVEN: Final = {"id", "namespace", "replaces", "source", "place", "recorded_at"}
+REMEMBER_ARGUMENTS: Final = frozenset({"key", *attrs.fields_dict(MemoryItem)} - _GIVEN)
 # Kinds whose items may be said again.
 _REPEATED: Final = frozenset({ItemKind.FACT, ItemKind.PREFERENCE})
 _NUMBER: Final = re.compile(r"\d+")
@@ -364,15 +371,59 @@ class Memory(RunMemory):
         Raises:
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
-        if slot.startswith(EQUAL_SLOT):
+        entry = {
+            "text": text,
+            "kind": kind,
+            "key": key,
+            "slot": slot,
+            "session": session,
+            "data": data,
+            "labels": labels,
+            "level": level,
+            "importance": importance,
+            "valid_from": valid_from,
+            "valid_to": valid_to,
+            "held": held,
+        }
+        [item] = await self._remember([self._build_item(await self._now(), entry)])
+        return item
+
+    async def remember_all(self, entries: Iterable[str | Mapping[str, Any]]) -> list[MemoryItem]:
+        """Remember many texts, as `remember` does one after the other, in a few writes. They are durable at the end.
+
+        Args:
+            entries: Texts, or arguments of `remember` by name, such as `{"text": "Ann lives in Faro", "slot": "home"}`.
+
+        Returns:
+            The items, in the order of the entries.
+
+        Raises:
+            MisuseError: if an entry does not fit, naming its index: nothing is remembered then.
+        """
+        now, items = await self._now(), list[MemoryItem]()
+        for place, entry in enumerate(entries):
+            try:
+                items.append(self._build_item(now, {"text": entry} if isinstance(entry, str) else entry))
+            except MisuseError as error:
+                raise MisuseError(f"entries[{place}]: {error}") from None
+        return await self._remember(items)
+
+    def _build_item(self, now: float, entry: Mapping[str, Any]) -> MemoryItem:
+        """Return the new item for arguments of `remember`, by name."""
+        if not isinstance(entry, Mapping) or "text" not in entry:
+            raise MisuseError("give a text, or a dict with a text")
+        if unknown := entry.keys() - REMEMBER_ARGUMENTS:
+            raise MisuseError(f"remember has no argument {min(map(str, unknown))!r}")
+        text, slot, session, key = entry["text"], *[entry.get(name, "") for name in ("slot", "session", "key")]
+        if isinstance(slot, str) and slot.startswith(EQUAL_SLOT):
             raise MisuseError(f"slot={slot!r}: slots that begin with {EQUAL_SLOT!r} are those of equal texts")
-        now = await self._now()
-        begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
-        kind = parse_item_kind(kind)
+        begins = parse_time(entry.get("valid_from"), "valid_from")
+        ends = parse_time(entry.get("valid_to"), "valid_to")
         if begins is None and ends is not None and ends <= now:
             raise MisuseError(
                 "remember(valid_to=...) is in the past: give valid_from, too, the time since which it was true"
             )
+        kind, importance = parse_item_kind(entry.get("kind", ItemKind.FACT)), entry.get("importance")
         item = MemoryItem(
             id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
             namespace=self.namespace,
@@ -380,32 +431,61 @@ class Memory(RunMemory):
             text=text,
             slot=slot,
             session=session,
-            data={} if data is None else dict(data),
-            labels=_add_passed(as_labels(labels)),
-            level=level,
+            data=dict(entry.get("data") or {}),
+            labels=_add_passed(as_labels(entry.get("labels", ()))),
+            level=entry.get("level", "internal"),
             importance=weigh(kind, slot) if importance is None else importance,
             valid_from=now if begins is None else begins,
             valid_to=math.inf if ends is None else ends,
             recorded_at=now,
-            held=held,
+            held=entry.get("held", False),
         )
         stands_alone = session or not (begins is None and ends is None) or len(text) > MAX_EQUAL_CHARS
         if not slot and not stands_alone and kind in _REPEATED:
-            item = attrs.evolve(item, slot=name_slot(kind, text, level, item.labels))
-        if not item.slot or begins is not None:
-            return await self._add(item)
-        where = ItemFilter(namespaces=(self.namespace,), slot=item.slot, valid_at=now)
+            item = attrs.evolve(item, slot=name_slot(kind, text, item.level, item.labels))
+        return item
+
+    async def _remember(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Write new items, and those that confirm what the memory has. Return the items."""
+        written: list[MemoryItem] = []
+        batch: list[MemoryItem] = []
+        vectors, slots = dict[str, Sequence[float]](), set[str]()
+        for item in items:
+            merged, vector = await self._merge(item)
+            if len(batch) == WRITE_BATCH or {item.slot, merged.slot} & slots:
+                written += await self._write(batch, vectors)
+                batch, vectors, slots = [], {}, set()
+                merged, vector = await self._merge(item)
+            batch.append(merged)
+            vectors |= {merged.id: vector} if vector else {}
+            slots |= {item.slot, merged.slot} - {""}
+        return [*written, *await self._write(batch, vectors)]
+
+    async def _merge(self, item: MemoryItem) -> tuple[MemoryItem, tuple[float, ...]]:
+        """Return the item as it follows on one in its slot, or in almost the same words, and its vector if it was made.
+
+        An item that begins at a time of its own stays as it is.
+        """
+        if not item.slot or item.valid_from != item.recorded_at:
+            return item, ()
+        where = ItemFilter(namespaces=(self.namespace,), slot=item.slot, valid_at=await self._now())
         vector: tuple[float, ...] = ()
         old = next(iter(await self.index.read(where, limit=1)), None)
-        if old is None and not slot and self._vectors is not None:
+        if old is None and item.slot.startswith(EQUAL_SLOT) and self._vectors is not None:
             old, vector = await self._find_near(item)
-        if old is not None and old.id != item.id:  # at the same tick of the clock, the later one holds all the same
-            now = self._newest = max(now, old.valid_from + TICK_S, old.recorded_at + TICK_S)
-            item = attrs.evolve(item, valid_from=now, recorded_at=now)
-            is_alike = (old.kind, old.level, {*old.labels}, old.valid_to) == (kind, level, {*item.labels}, math.inf)
-            if is_alike and ends is None and (vector or normalise_text(old.text) == normalise_text(text)):
-                item = confirm(old, item)
-        return await self._add(item, vector)
+        if old is None or old.id == item.id:
+            return item, vector
+        # At the same tick of the clock, the later one holds all the same.
+        now = self._newest = max(await self._now(), old.valid_from + TICK_S, old.recorded_at + TICK_S)
+        new = attrs.evolve(item, valid_from=now, recorded_at=now)
+        is_alike = (old.kind, old.level, {*old.labels}, old.valid_to) == (
+            item.kind,
+            item.level,
+            {*item.labels},
+            math.inf,
+        )
+        is_same = vector or normalise_text(old.text) == normalise_text(item.text)
+        return (confirm(old, new) if is_alike and is_same and item.valid_to == math.inf else new), vector
 
     async def add(
         self,
@@ -589,41 +669,43 @@ class Memory(RunMemory):
         if old is None or old.namespace != self.namespace:
             raise MisuseError(_NO_ITEM.format(item_id))
         begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
-        now = await self._now()
-        return await self._add(
-            attrs.evolve(
-                old,
-                id=self.new_id(),
-                replaces=item_id,
-                source=None,
-                text=old.text if text is None else text,
-                labels=_add_passed(old.labels),
-                data=old.data if data is None else dict(data),
-                importance=old.importance if importance is None else importance,
-                valid_from=old.valid_from if begins is None else begins,
-                valid_to=old.valid_to if ends is None else ends,
-                recorded_at=now,
-            )
+        new = attrs.evolve(
+            old,
+            id=self.new_id(),
+            replaces=item_id,
+            source=None,
+            text=old.text if text is None else text,
+            labels=_add_passed(old.labels),
+            data=old.data if data is None else dict(data),
+            importance=old.importance if importance is None else importance,
+            valid_from=old.valid_from if begins is None else begins,
+            valid_to=old.valid_to if ends is None else ends,
+            recorded_at=await self._now(),
         )
+        [revised] = await self._write([new])
+        return revised
 
     async def release(self, item_ids: Iterable[str], *, by: str = "") -> int:
         """Approve items that are held, so that they are found. Return their number."""
         return await self.index.release([*item_ids], at=await self._now(), by=by)
 
-    async def _add(self, item: MemoryItem, vector: tuple[float, ...] = ()) -> MemoryItem:
+    async def _write(
+        self, items: Sequence[MemoryItem], vectors: Mapping[str, Sequence[float]] | None = None
+    ) -> list[MemoryItem]:
+        """Add items, and embed those that have no vector yet. Return them, or the earlier ones with the same ids."""
         if self._vectors is not None:
             await self._vectors.prepare()
-        added = await self.index.add([item])
-        if added:
-            if self._vectors is not None:
-                if vector:
-                    await self._vectors.index.add_vectors({item.id: vector})
-                await self._vectors.embed_new()
-            return added[0]
-        known = await self.index.get([item.id])
-        if item.id not in known:
-            raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
-        return known[item.id]
+        known = {item.id: item for item in await self.index.add(items)} if items else {}
+        if known and self._vectors is not None:
+            if vectors:
+                await self._vectors.index.add_vectors(vectors)
+            await self._vectors.embed_new()
+        if left_out := [item.id for item in items if item.id not in known]:
+            known |= await self.index.get(left_out)
+        for item in items:
+            if item.id not in known:
+                raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
+        return [known[item.id] for item in items]
 
     async def _now(self) -> float:
         """Return the time, which does not go back behind the newest record."""
@@ -854,6 +936,41 @@ class Memory(RunMemory):
         where = ItemFilter(namespaces=(self.namespace,), kinds=_parse_kinds(kinds), include_held=include_held)
         return await self._read_all(where)
 
+    async def export_items(self) -> list[dict[str, Any]]:
+        """Return all items of the owner that are not replaced as JSON values, held ones included."""
+        return [*map(write_item, await self.read(include_held=True))]
+
+    async def import_items(self, items: Iterable[object]) -> int:
+        """Add items that `export_items` returned, of this memory or another one, for this owner.
+
+        They keep their ids, unless another owner has them, so a second call adds nothing. What this memory was told to
+        forget does not return. They have no source: a rebuild leaves them.
+
+        Returns:
+            The number of new items.
+
+        Raises:
+            MisuseError: if an item has another form, naming its index: nothing is added then.
+        """
+        given: list[MemoryItem] = []
+        for place, fields in enumerate(items):
+            try:
+                given.append(read_item(fields, self.namespace))
+            except MisuseError as error:
+                raise MisuseError(f"items[{place}]: {error}") from None
+        count = 0
+        for begin in range(0, len(given), WRITE_BATCH):
+            batch = given[begin : begin + WRITE_BATCH]
+            known = await self.index.get([item.id for item in batch])
+            taken = {item.id for item in known.values() if item.namespace != self.namespace}
+            count += await self.add_derived(
+                [
+                    attrs.evolve(item, id=short_hash(f"{self.namespace}\n{item.id}", 24)) if item.id in taken else item
+                    for item in batch
+                ]
+            )
+        return count
+
     async def _read_all(self, where: ItemFilter) -> list[MemoryItem]:
         found: list[MemoryItem] = []
         while page := await self.index.read(where, after=found[-1].id if found else ""):
@@ -1072,6 +1189,11 @@ class Memory(RunMemory):
         left.sort(key=lambda item: item.importance * rules.decay ** ages[item.id])
         old |= {item.id for item in left[: max(0, len(left) - rules.count)]}
         return await self.index.forget(old, at=now, by=by, reason="old") if old else 0
+
+    async def expire_all(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:
+        """Do what `expire` does, for all owners of the index. Return the number of items forgotten."""
+        owners = [self.for_(user=owner.user, tenant=owner.tenant) for owner in await self.index.list_owners()]
+        return sum([await owner.expire(rules, by=by) for owner in owners])
 
     async def list_deletions(self) -> Sequence[DeletionProof]:
         """Return the records of all deletions of the index, oldest first, without content."""

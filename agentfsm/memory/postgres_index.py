@@ -358,6 +358,11 @@ class _ItemDatabase(PostgresConnection):
         sql = "SELECT DISTINCT source_run FROM items WHERE source_run > :after ORDER BY source_run LIMIT :limit"
         return [each for (each,) in self._select(sql, after=after, limit=limit)]
 
+    def list_owners(self) -> list[Namespace]:
+        """Return the owners of items, in order."""
+        sql = 'SELECT DISTINCT tenant COLLATE "C", "user" COLLATE "C" FROM items ORDER BY 1, 2'
+        return [Namespace(tenant=tenant, user=user) for tenant, user in self._select(sql)]
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         owner = name_owner(namespace)

@@ -322,6 +322,11 @@ class _ItemFile(DatabaseFile):
         sql = "SELECT DISTINCT source_run FROM items WHERE source_run > ? ORDER BY source_run LIMIT ?"
         return [each for (each,) in self.execute(sql, (after, limit)).fetchall()]
 
+    def list_owners(self) -> list[Namespace]:
+        """Return the owners of items, in order."""
+        found = self.execute('SELECT DISTINCT tenant, "user" FROM items ORDER BY tenant, "user"').fetchall()
+        return [Namespace(tenant=tenant, user=user) for tenant, user in found]
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         self._check_reach()

@@ -89,6 +89,10 @@ class ItemTables(TransactionBackend, Protocol):
         """Return ids of runs from which items come, in order."""
         ...
 
+    def list_owners(self) -> list[Namespace]:
+        """Return the owners of items, in order."""
+        ...
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         ...
@@ -237,6 +241,10 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
     async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:
         """Return ids of runs from which items come."""
         return await self._run(lambda tables: tables.list_sources(after, limit), writes=False)
+
+    async def list_owners(self) -> Sequence[Namespace]:
+        """Return the owners of items."""
+        return await self._run(lambda tables: tables.list_owners(), writes=False)
 
     async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
         """Approve items that are held."""

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
@@ -179,6 +180,47 @@ class ItemFilter(Value):
     """Least importance of the items, from 0 to 1."""
 
 
+def write_item(item: MemoryItem) -> dict[str, Any]:
+    """Return an item as JSON values, without its owner."""
+    return {
+        "id": item.id,
+        "kind": item.kind.value,
+        "text": item.text,
+        "slot": item.slot,
+        "session": item.session,
+        "importance": item.importance,
+        "level": item.level,
+        "labels": [str(label) for label in item.labels],
+        "source": None if item.source is None else item.source.run_id,
+        "recorded_at": item.recorded_at,
+        "valid_from": item.valid_from,
+        "valid_to": None if math.isinf(item.valid_to) else item.valid_to,
+        "held": item.held,
+        "data": dict(item.data),
+    }
+
+
+def read_item(fields: object, namespace: Namespace) -> MemoryItem:
+    """Return the item of an owner from the values that `write_item` returned. It has no source.
+
+    Raises:
+        MisuseError: if they are others.
+    """
+    if not isinstance(fields, Mapping):
+        raise MisuseError(f"an item is an object, not {type(fields).__name__}")
+    values = dict(fields)
+    values.pop("source", None)
+    if unknown := values.keys() - attrs.fields_dict(MemoryItem).keys() | values.keys() & {"namespace", "replaces"}:
+        raise MisuseError(f"an item has no {min(map(str, unknown))!r}")
+    if missing := {"id", "text", "valid_from", "recorded_at"} - values.keys():
+        raise MisuseError(f"{min(missing)!r} is missing")
+    if values.get("valid_to", 0) is None:
+        del values["valid_to"]
+    if not isinstance(values.get("data", {}), dict) or not isinstance(values.get("held", False), bool):
+        raise MisuseError("data is an object, and held is true or false")
+    return MemoryItem(**values, namespace=namespace)
+
+
 class ItemMatch(NamedTuple):
     """An item in a ranking: where it stands, without its content, because most matches are not read."""
 
@@ -334,6 +376,10 @@ class MemoryIndex(Protocol):
 
     async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:
         """Return the ids of runs from which items come, in order, at most `limit`, from the id after `after` on."""
+        ...
+
+    async def list_owners(self) -> Sequence[Namespace]:
+        """Return the owners of items, in the order of tenants and users."""
         ...
 
     async def release(self, ids: Collection[str], *, at: float, by: str) -> int:

@@ -320,6 +320,15 @@ class MemoryIndexConformance:
         await index.add([derived])
         assert set(await self.search(index, "word")) == {"derived", "own"}
 
+    async def test_owners_are_listed(self, index: MemoryIndex) -> None:
+        """Each once, in order, also one whose items are held; not one whose items are forgotten."""
+        nobody = Namespace()
+        items = [build_item("a", "x", namespace=BOB), build_item("b", "x"), build_item("c", "x", held=True)]
+        await index.add([*items, build_item("d", "x", namespace=nobody), build_item("e", "x", namespace=BOB)])
+        assert [*await index.list_owners()] == [nobody, ANN, BOB]
+        await index.forget_namespace(BOB, at=500.0, by="", reason="")
+        assert [*await index.list_owners()] == [nobody, ANN]
+
     async def test_items_are_forgotten_by_their_source(self, index: MemoryIndex) -> None:
         """The items of a run go together with their corrections, for all owners, and do not return."""
         items = [

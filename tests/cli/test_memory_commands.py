@@ -135,3 +135,27 @@ def test_a_run_shows_what_it_recalled(kept):
     anyio.run(act)
     [line] = [line for line in kept("show", "r2").splitlines() if line.startswith("memory")]
     assert line == "memory   2 items recalled, 10 of 19,200 tokens"
+
+
+def test_items_are_exported_and_imported(kept):
+    """From one file to another; a file of another form is refused."""
+    exported = kept("memory", "export", "--user", "ann", "--json")
+    (kept.folder / "ann.json").write_text(exported)
+    count = len(json.loads(exported)["items"])
+    told = kept("memory", "import", "ann.json", "--user", "ann", "--memory", "copies/new.db")
+    assert told == f"imported {count} items\n"
+    copied = json.loads(kept("memory", "export", "--user", "ann", "--memory", "copies/new.db", "--json"))
+    assert [{**each, "source": None} for each in json.loads(exported)["items"]] == copied["items"]
+    (kept.folder / "other.json").write_text('{"runs": []}')
+    kept("memory", "import", "other.json", code=2)
+    assert "agentfsm memory export --json" in kept.err
+    kept("memory", "import", "none.json", code=2)
+    assert "none.json cannot be read" in kept.err
+
+
+def test_old_items_expire(kept):
+    """Of one owner, or of all."""
+    assert kept("memory", "expire", "--user", "ann", "--days", "0", "--importance", "0.9").startswith("forgot ")
+    assert "coffee" in kept("memory", "export", "--user", "bob")
+    assert kept("memory", "expire", "--everyone", "--days", "0", "--importance", "1") == "forgot 1 item\n"
+    assert kept("memory", "export", "--user", "bob") == ""

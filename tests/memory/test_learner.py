@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Runs, tool
 from agentfsm.core.run_ids import DerivedId
-from agentfsm.memory import Learner, Memory
+from agentfsm.memory import Expiry, Learner, Memory
 from agentfsm.models import from_openai
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -435,3 +435,15 @@ async def test_a_conversation_needs_a_model(memory):
     """The error says where to name it."""
     with pytest.raises(MisuseError, match="model="):
         await memory.add(CONVERSATION, user="ann")
+
+
+async def test_a_learner_lets_old_items_expire(memory, store):
+    """Of the user whose run it has learned from."""
+    bob = memory.for_(user="bob", tenant="acme")
+    for mine in (of_ann(memory), bob):
+        await mine.remember("an old fact", importance=0.1)
+    await report(store)
+    await learn(store, memory, LEARNED, expiry=Expiry(days=0, importance=0.2))
+    assert "an old fact" not in [item.text for item in await of_ann(memory).read()]
+    assert len(await of_ann(memory).read()) == 3
+    assert [item.text for item in await bob.read()] == ["an old fact"]

@@ -1,8 +1,10 @@
 """The memory of a user: remember, recall, revise, forget, expire."""
 
+import json
 import random
 from datetime import UTC, datetime
 
+import attrs
 import pytest
 
 from agentfsm import MisuseError
@@ -235,3 +237,122 @@ async def test_as_of_against_a_naive_list(memory, clock, seed):
 def is_later(item, other):
     """Whether an item with a slot takes the place of another one."""
     return item.slot and (item.valid_from, item.recorded_at, item.id) > (other.valid_from, other.recorded_at, other.id)
+
+
+# Many at once.
+
+
+async def test_many_texts_are_remembered_at_once(memory):
+    """As one after the other: slots move on, what is said again is one item, and keys are known."""
+    items = await memory.remember_all(
+        [
+            "Ann drinks tea",
+            {"text": "Ann lives in Porto", "slot": "home"},
+            {"text": "ann drinks tea."},
+            {"text": "Ann lives in Faro", "slot": "home"},
+            {"text": "Ann likes lists", "key": "style", "kind": "preference"},
+            {"text": "Ann likes prose", "key": "style", "kind": "preference"},
+        ]
+    )
+    assert [item.text for item in items] == [
+        "Ann drinks tea",
+        "Ann lives in Porto",
+        "Ann drinks tea",
+        "Ann lives in Faro",
+        "Ann likes lists",
+        "Ann likes lists",
+    ]
+    assert items[2].data == {"confirmed": 2}
+    assert await ask(memory, "Where does Ann live?", k=1) == ["Ann lives in Faro"]
+    assert sorted(await ask(memory, "tea lists")) == ["Ann drinks tea", "Ann likes lists"]
+
+
+async def test_many_texts_are_few_writes(memory, monkeypatch):
+    """A thousand are two."""
+    writes, add = [], memory.index.add
+
+    async def count(items):
+        writes.append(len(items))
+        return await add(items)
+
+    monkeypatch.setattr(memory.index, "add", count)
+    await memory.remember_all([f"Ann has seen film {number}" for number in range(1_000)])
+    assert writes == [500, 500]
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"kind": "fact"}, r"entries\[1\]: give a text"),
+        (7, r"entries\[1\]: give a text"),
+        ({"text": "x", "weight": 1}, r"entries\[1\]: remember has no argument 'weight'"),
+        ({"text": "x", "kind": "rumour"}, r"entries\[1\]: .*kind"),
+        ({"text": " "}, r"entries\[1\]: .*text"),
+        ({"text": 7}, r"entries\[1\]: .*text"),
+        ({"text": "x", "slot": 7}, r"entries\[1\]: .*slot"),
+    ],
+)
+async def test_of_a_wrong_entry_nothing_remains(memory, entry, told):
+    """The error names its index."""
+    with pytest.raises(MisuseError, match=told):
+        await memory.remember_all(["Ann drinks tea", entry])
+    assert await memory.read() == []
+
+
+async def test_items_go_from_one_memory_to_another(memory, tmp_path):
+    """With all that they are; twice is once."""
+    await memory.remember(
+        "Ann drinks tea", kind="preference", data={"cups": 3}, labels=["untrusted"], level="restricted"
+    )
+    await memory.remember("Ann lives in Porto", slot="home", valid_from=5.0, valid_to=900_000_000.0)
+    await memory.remember("Ann pays by wire", held=True, session="talk")
+    other = Memory(tmp_path / "other.db").for_(user="ann", tenant="acme")
+    written = json.loads(json.dumps(await memory.export_items()))
+    assert await other.import_items(written) == 3
+    assert await other.import_items(written) == 0
+    assert [attrs.evolve(item, place=0) for item in await other.read(include_held=True)] == [
+        attrs.evolve(item, place=0) for item in await memory.read(include_held=True)
+    ]
+    assert await memory.for_(user="bob").import_items(written) == 3  # a copy with ids of its own
+    assert await memory.for_(user="bob").import_items(written) == 0
+    await other.forget_all()
+    assert await other.import_items(written) == 0
+    await other.aclose()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"text": None}, r"items\[1\]: .*text"),
+        ({"namespace": {}}, r"items\[1\]: an item has no 'namespace'"),
+        ({"colour": 1}, r"items\[1\]: an item has no 'colour'"),
+        ({"held": "no"}, r"items\[1\]: .*held"),
+        ({"data": []}, r"items\[1\]: data is an object"),
+        ({"valid_from": "today"}, r"items\[1\]: .*valid_from"),
+        ({"labels": 7}, r"items\[1\]: .*labels"),
+    ],
+)
+async def test_of_a_wrong_item_nothing_is_imported(memory, tmp_path, change, told):
+    """The error names its index."""
+    await memory.remember("Ann drinks tea")
+    [item] = await memory.export_items()
+    other = Memory(tmp_path / "other.db").for_(user="ann", tenant="acme")
+    with pytest.raises(MisuseError, match=told):
+        await other.import_items([item, {**item, "id": "x", **change}])
+    with pytest.raises(MisuseError, match=r"items\[0\]: an item is an object, not str"):
+        await other.import_items(["tea"])
+    with pytest.raises(MisuseError, match=r"items\[0\]: 'text' is missing"):
+        await other.import_items([{"id": "x", "valid_from": 1, "recorded_at": 1}])
+    assert await other.read() == []
+    await other.aclose()
+
+
+async def test_items_of_all_owners_expire(memory, clock):
+    """Each owner by the same rules."""
+    bob = memory.for_(user="bob")
+    for mine in (memory, bob):
+        await mine.remember("an old fact", importance=0.1)
+        await mine.remember("a wish", kind="preference")
+    clock.time += 100 * DAY
+    assert await memory.expire_all() == 2
+    assert [item.text for item in (*await memory.read(), *await bob.read())] == ["a wish", "a wish"]

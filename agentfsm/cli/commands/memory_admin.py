@@ -1,9 +1,10 @@
-"""`agentfsm memory`: learn from runs; search, show, release, forget, rebuild and export the items kept across runs."""
+"""`agentfsm memory`: learn from runs; search, show, release, forget, expire, rebuild, export and import their items."""
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
+from agentfsm.ports.memory_items import write_item
 from agentfsm.stores.home import HOME_FOLDER, create_private_folder
 
 if TYPE_CHECKING:
@@ -61,25 +63,6 @@ def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[
     return anyio.run(act_and_close)
 
 
-def _write_item(item: MemoryItem) -> dict[str, Any]:
-    """Return an item as JSON values."""
-    return {
-        "id": item.id,
-        "kind": item.kind.value,
-        "text": item.text,
-        "slot": item.slot,
-        "importance": item.importance,
-        "level": item.level,
-        "labels": [str(label) for label in item.labels],
-        "source": None if item.source is None else item.source.run_id,
-        "recorded_at": item.recorded_at,
-        "valid_from": item.valid_from,
-        "valid_to": None if math.isinf(item.valid_to) else item.valid_to,
-        "held": item.held,
-        "data": dict(item.data),
-    }
-
-
 def report(terminal: Terminal, written: Mapping[str, Any], text: str) -> ExitCode:
     """Print a result as JSON or as a text."""
     if terminal.json:
@@ -104,7 +87,7 @@ def report_found(terminal: Terminal, found: Sequence[Recollection]) -> ExitCode:
     if not found and not terminal.json:
         terminal.err("nothing found")
         return ExitCode.DONE
-    items = [{**_write_item(each.item), "score": each.score} for each in found]
+    items = [{**write_item(each.item), "score": each.score} for each in found]
     return report(terminal, {"items": items}, "\n".join(_format_item(each.item) for each in found))
 
 
@@ -127,7 +110,7 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     lines += [f"from run: {item.source.run_id}"] if item.source is not None else []
     lines += [f"labels: {', '.join(item.labels)}"] if item.labels else []
     lines += ["held: it is not found before `agentfsm memory release`"] if item.held else []
-    return report(terminal, _write_item(item), "\n".join(lines))
+    return report(terminal, write_item(item), "\n".join(lines))
 
 
 def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -209,4 +192,34 @@ def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if not items and not terminal.json:
         terminal.err("no items")
         return ExitCode.DONE
-    return report(terminal, {"items": [*map(_write_item, items)]}, "\n".join(map(_format_item, items)))
+    return report(terminal, {"items": [*map(write_item, items)]}, "\n".join(map(_format_item, items)))
+
+
+def import_file(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Add the items of a file that `export --json` wrote.
+
+    Raises:
+        MisuseError: if the file cannot be read, or has another form.
+    """
+    try:
+        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+        written = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise MisuseError(f"{args.file} cannot be read: {error}") from None
+    if not isinstance(written, dict) or not isinstance(written.get("items"), list):
+        raise MisuseError(f"{args.file} has no items: write it with `agentfsm memory export --json`")
+    count = run_with_memory(args, lambda memory: memory.import_items(written["items"]), creates=True)
+    return report(terminal, {"imported": count}, f"imported {format_count(count, 'item')}")
+
+
+def expire(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Forget old items of little importance, and those beyond a number, of an owner or of all."""
+    from agentfsm.memory import Expiry  # noqa: PLC0415  brings sqlite3
+
+    rules = Expiry(days=args.days, importance=args.importance, count=args.count)
+
+    async def act(memory: Memory) -> int:
+        return await (memory.expire_all if args.everyone else memory.expire)(rules, by=args.by)
+
+    count = run_with_memory(args, act)
+    return report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
