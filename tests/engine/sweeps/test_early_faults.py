@@ -558,7 +558,7 @@ async def test_somebody_else_may_cancel_while_early_calls_run(store, phase):
     async def drive() -> None:
         async with agent.stream("go", id="mine") as stream:
             async for event in stream:
-                if getattr(event, "event", "") == "ToolsChosen":
+                if isinstance(getattr(event, "event", None), ToolsChosen):
                     entered.set()
             ends.append(stream.run)
 
