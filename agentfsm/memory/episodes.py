@@ -26,8 +26,8 @@ from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.value import Value
 from agentfsm.core.view_parts import ViewSource, find_source
-from agentfsm.memory.equal_items import EQUAL_SLOT, confirm, name_slot, normalise_text
-from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
+from agentfsm.memory.equal_items import EQUAL_SLOT, clean_slot, confirm, name_slot, normalise_text
+from agentfsm.ports.memory_items import FOLLOWS, ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.schema.arguments import read_object
@@ -61,8 +61,10 @@ MAX_TEXT_TOKENS: Final = 170
 MAX_ANSWER_TOKENS: Final = 300
 # Tokens of the reason why a run stopped.
 MAX_REASON_TOKENS: Final = 70
-# Tokens of a conversation that the extraction reads, and of one message in it: the beginning and the end.
-MAX_TRANSCRIPT_TOKENS: Final = 6_000
+# Tokens of a conversation that the extraction reads, of words of the user in it, and of another message: the beginning
+# and the end.
+MAX_TRANSCRIPT_TOKENS: Final = 16_000
+MAX_SAID_TOKENS: Final = 12_000
 MAX_TURN_TOKENS: Final = 700
 # Ranges of the importance, in which the model's own estimate moves. Source: document G, 4.
 SUCCESS_IMPORTANCE: Final = (0.7, 0.9)
@@ -159,19 +161,27 @@ def is_untrusted(run: Run[Any]) -> bool:
     return Label.UNTRUSTED in run.labels
 
 
-def describe_run(run: Run[Any], known: Sequence[MemoryItem] = ()) -> str:
+def describe_run(run: Run[Any], known: Sequence[MemoryItem] = (), before: str = "") -> str:
     """Return the record of a run for its extraction: its conversation and outcome, and what the memory knows, as data.
 
     Args:
         run: The run, which is over.
         known: Items of the memory on its subjects, numbered from 1 in the record.
+        before: What was said before and is learned from already, for the context.
     """
     messages = [message for message in run.messages[run.own_start :] if find_source(message) not in LEAVES_OUT]
     lines = [describe_message(message) for message in messages]
     lines += [f"end: {_name_end(run) or 'the task was finished'}"]
-    text = _shorten("\n".join(line for line in lines if line), MAX_TRANSCRIPT_TOKENS)
-    items = [f"{number}. {item.kind.value}: {write_item_text(item.text)}" for number, item in enumerate(known, 1)]
-    return f"The record: {fence_untrusted(text)}\n\nThe memory: {fence_untrusted(_join_lines(items) or 'empty')}"
+    text = shorten_text("\n".join(line for line in lines if line), MAX_TRANSCRIPT_TOKENS)
+    slots = ["" if not item.slot or item.slot.startswith(EQUAL_SLOT) else f" (slot: {item.slot})" for item in known]
+    items = [
+        f"{number}. {item.kind.value}{slot}: {write_item_text(item.text)}"
+        for number, (item, slot) in enumerate(zip(known, slots, strict=True), 1)
+    ]
+    context = f"Said before, learned from already: {fence_untrusted(before)}\n\n" if before else ""
+    return (
+        f"{context}The record: {fence_untrusted(text)}\n\nThe memory: {fence_untrusted(_join_lines(items) or 'empty')}"
+    )
 
 
 def _join_lines(lines: Sequence[str]) -> str:
@@ -184,7 +194,7 @@ def describe_message(message: object) -> str:
         case UserMessage(origin=MessageOrigin.PLAN):
             return f"results of a plan: {_shorten_line(message.text, MAX_TURN_TOKENS)}"
         case UserMessage():
-            return f"user: {_shorten_line(message.text, MAX_TURN_TOKENS)}"
+            return f"user: {_shorten_line(message.text, MAX_SAID_TOKENS)}"
         case AssistantMessage():
             calls = "".join(
                 f"\ncall of {call.name}: {_shorten_line(call.arguments, MAX_TEXT_TOKENS)}" for call in message.calls
@@ -197,10 +207,10 @@ def describe_message(message: object) -> str:
 
 
 def _shorten_line(text: str, tokens: int) -> str:
-    return _shorten(write_item_text(text), tokens)
+    return shorten_text(write_item_text(text), tokens)
 
 
-def _shorten(text: str, tokens: int) -> str:
+def shorten_text(text: str, tokens: int) -> str:
     """Return a text of about this number of tokens at most: two parts of three are its beginning, the rest its end."""
     short, kept = text, len(text)
     while kept > 3 and (size := estimate_tokens(short)) > tokens:
@@ -250,7 +260,7 @@ def _as_fact(value: object) -> LearnedFact | None:
     if not text and (action not in {Action.DELETE, Action.NONE} or number < 1):
         return None
     kind = "preference" if value.get("kind") == "preference" else "fact"
-    slot = _as_text(value.get("slot")).lstrip(EQUAL_SLOT).casefold()
+    slot = clean_slot(_as_text(value.get("slot")).lstrip(EQUAL_SLOT))
     return LearnedFact(text, kind, slot, action, number)
 
 
@@ -294,7 +304,7 @@ def build_items(run: Run[Any], extraction: Run[Any], feedback: Sequence[Feedback
         "valid_from": ended,
         "held": bool(extraction.header.metadata.get(HELD_KEY)),
         "session": session,
-        "place": int(ended) * PLACES,
+        "place": max(0, int(ended)) * PLACES,
     }
     items = [_build_episode(run, learned, tuple(feedback[:count]), common) for count in range(len(feedback) + 1)]
     return items + _build_facts(run, learned.facts, _as_list(extraction.header.metadata.get(KNOWN_KEY)), common)
@@ -341,7 +351,7 @@ def _build_facts(
             # An item of the same slot that is never true ends it; without a slot, a version that is true until now.
             closing = {"valid_from": ended} if old.slot else {"replaces": old.id}
             item_id = _name_item(run.header, f"end {place}")
-            items.append(attrs.evolve(old, id=item_id, valid_to=ended, **closing))
+            items.append(attrs.evolve(old, id=item_id, valid_to=ended, data={**old.data, FOLLOWS: old.id}, **closing))
     return items
 
 
@@ -355,7 +365,7 @@ def _build_episode(
     task = _shorten_line(prompt, MAX_TEXT_TOKENS) or "a task without text"
     said = write_item_text((run.answer if run.state is State.DONE else run.partial) or "")
     is_short = estimate_tokens(said) <= MAX_ANSWER_TOKENS
-    answer = said if is_short else learned.answer or _shorten(said, MAX_ANSWER_TOKENS)
+    answer = said if is_short else learned.answer or shorten_text(said, MAX_ANSWER_TOKENS)
     tools = list(dict.fromkeys(call.name for call in run.calls))
     lines = [f"Task: {task}", f"Approach: {learned.approach or 'unknown'}"]
     lines += [f"Answer: {answer}"] if answer else []

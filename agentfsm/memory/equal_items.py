@@ -17,7 +17,7 @@ from agentfsm.core.header import short_hash
 from agentfsm.core.labels import Label
 from agentfsm.core.recalled_items import write_item_text
 from agentfsm.memory.ranking import DAY_S, Recollection
-from agentfsm.ports.memory_items import ItemKind, MemoryItem
+from agentfsm.ports.memory_items import FOLLOWS, ItemKind, MemoryItem
 
 # First character of the slots of equal texts.
 EQUAL_SLOT: Final = "="
@@ -28,6 +28,7 @@ CONFIRMED_IMPORTANCE: Final = 0.1
 # Factor by which the score of an item in the profile shrinks with each day: half after some ten weeks.
 PROFILE_DECAY: Final = 0.99
 
+_SEPARATORS: Final = re.compile(r"[\s_-]+")
 # Marks at the ends of a sentence, which do not change what it says. Others may: "C++", "-5", "50 %".
 _ENDS: Final = " \t\n.,;:!?\u3002\uff0c\uff1b\uff1a\uff01\uff1f\u3001\u061f\u0964\"'\u201c\u201d\u2018\u2019"
 
@@ -35,6 +36,11 @@ _ENDS: Final = " \t\n.,;:!?\u3002\uff0c\uff1b\uff1a\uff01\uff1f\u3001\u061f\u096
 def normalise_text(text: str) -> str:
     """Return a text without what does not change its meaning: case, width, spaces, and marks at its ends."""
     return write_item_text(unicodedata.normalize("NFKC", text)).casefold().strip(_ENDS)
+
+
+def clean_slot(slot: str) -> str:
+    """Return a slot in the form in which slots are compared: "Home_Town" and "home town" are one."""
+    return " ".join(_SEPARATORS.split(slot.casefold())).strip()
 
 
 def read_confirmed(item: MemoryItem) -> int:
@@ -57,12 +63,58 @@ def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
         new,
         text=old.text if normalise_text(old.text) == normalise_text(new.text) else new.text,
         slot=old.slot or new.slot,
-        data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1},
+        data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1, FOLLOWS: old.id},
         importance=min(1.0, max(new.importance, round(old.importance + CONFIRMED_IMPORTANCE, 4))),
         level=old.level,
         labels=old.labels,
         valid_from=old.valid_from,
     )
+
+
+def find_same(items: Collection[MemoryItem], ids: Collection[str]) -> set[str]:
+    """Return the ids of what is to be forgotten with items: all that has their words, before and after them.
+
+    With the item that holds in a slot its earlier values go: they would hold again.
+
+    Args:
+        items: All items of the owner.
+        ids: Ids of some of them.
+    """
+    names = {item.id: item.origins | ({item.slot} if item.slot.startswith(EQUAL_SLOT) else set()) for item in items}
+    values, corrected = _by_slot(items), {item.replaces for item in items if not item.held}
+    found, more = set[str](), {*ids}
+    while not more <= found:
+        found |= more
+        said = frozenset[str]().union(*[names.get(each, ()) for each in found])
+        more = {item_id for item_id, own in names.items() if not said.isdisjoint(own)}
+        for group in values.values():
+            present = [item.id for item in group if not item.held and item.id not in corrected][-1:]
+            if not found.isdisjoint(present):
+                more |= {item.id for item in group}
+    return found
+
+
+def find_earlier(items: Collection[MemoryItem], ids: Collection[str]) -> set[str]:
+    """Return the ids of items with those of all that they correct, confirm or take the place of."""
+    known, values = {item.id: item for item in items}, _by_slot(items)
+    found, todo = {*ids}, [*ids]
+    while todo:
+        if (item := known.get(todo.pop())) is not None:
+            group = values.get(item.slot, [])
+            earlier = {each.id for each in group[: group.index(item)]} if group else set[str]()
+            new = (earlier | item.origins & known.keys()) - found
+            found |= new
+            todo += new
+    return found
+
+
+def _by_slot(items: Iterable[MemoryItem]) -> dict[str, list[MemoryItem]]:
+    """Return the items of each slot; of those that have begun the last one holds."""
+    slots: dict[str, list[MemoryItem]] = {}
+    for item in sorted(items, key=lambda each: (each.valid_from, each.recorded_at, each.id)):
+        if item.slot:
+            slots.setdefault(item.slot, []).append(item)
+    return slots
 
 
 def leave_out_equal(scored: Iterable[Recollection]) -> list[Recollection]:

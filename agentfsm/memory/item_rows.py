@@ -15,7 +15,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.value import Value
-from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
+from agentfsm.ports.memory_items import FOLLOWS, IMPORTED_ID, ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
 
 # Characters of the word that stands for an owner: 128 bits of a hash.
 OWNER_CHARS: Final = 33
@@ -58,7 +58,8 @@ def write_filter(where: ItemFilter, syntax: ListSyntax) -> tuple[str, dict[str, 
     values: dict[str, Any] = {"as_of": where.as_of, "level": DATA_LEVELS.index(Label(where.max_level))}
     values["owners"] = [name_owner(each) for each in where.namespaces]
     parts = [syntax.has("i.owner", "owners"), "i.level <= :level", "i.recorded_at <= :as_of"]
-    parts.append(_NOT_REPLACED.format(item="i"))
+    if not where.include_replaced:
+        parts.append(_NOT_REPLACED.format(item="i"))
     if where.kinds:
         values["kinds"] = [kind.value for kind in where.kinds]
         parts.append(syntax.has("i.kind", "kinds"))
@@ -86,6 +87,17 @@ def name_owner(namespace: Namespace) -> str:
     """Return a word for an owner that stands for it in the text index, and in the notes on what was forgotten."""
     names = json.dumps([namespace.tenant, namespace.user])
     return f"o{sha256(names.encode()).hexdigest()}"[:OWNER_CHARS]
+
+
+def name_words(item_id: str) -> str:
+    """Return the note that the words of an item were forgotten, beside the notes on ids of items."""
+    return f"words of {item_id}"
+
+
+def name_notes(item: MemoryItem) -> list[str]:
+    """Return the notes of which one tells that the item, or what it follows from, was forgotten."""
+    follows, first = item.data.get(FOLLOWS), item.data.get(IMPORTED_ID)
+    return [item.id, item.replaces, str(first), name_words(str(follows))]
 
 
 def hash_text(text: str) -> bytes:

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
 from agentfsm.agents.agent import Agent
-from agentfsm.agents.validation import as_messages
-from agentfsm.core.errors import ConflictError, LeaseLostError, MisuseError, RunNotFoundError
-from agentfsm.core.header import short_hash
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    LeaseLostError,
+    MisuseError,
+    ModelUnavailableError,
+    RunNotFoundError,
+)
+from agentfsm.core.header import Header
 from agentfsm.core.inbox import parse_time
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, as_labels, join_labels
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Message, ToolResult, UserMessage, check_history
+from agentfsm.core.messages import (
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    TextPart,
+    ToolResult,
+    UserMessage,
+    replace_surrogates,
+)
+from agentfsm.core.run import RunError
 from agentfsm.core.run_ids import name_extraction
-from agentfsm.core.validation import FUNCTION, NAME
+from agentfsm.core.validation import FUNCTION, NAME, shorten_repr
 from agentfsm.journal.load import load_run, read_header
 from agentfsm.memory.episodes import (
     HELD_KEY,
     KNOWN_KEY,
     MAX_KNOWN,
     MAX_KNOWN_CHARS,
-    MAX_TRANSCRIPT_TOKENS,
     Learned,
     build_items,
     describe_message,
@@ -38,11 +54,14 @@ from agentfsm.memory.episodes import (
     is_untrusted,
     leaves_episode,
     name_episode,
+    shorten_text,
     write_known,
 )
+from agentfsm.models.openai.conversion import read_message_text
+from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.memory_items import ItemKind
-from agentfsm.ports.model import Model
+from agentfsm.ports.model import Emit, Model, Reply, Request
 from agentfsm.ports.store import STORE, Store
 from agentfsm.tokens.ledger import estimate_tokens
 
@@ -61,6 +80,13 @@ DEFAULT_LEVEL: Final = "internal"
 MAX_TURNS: Final = 3
 # Seconds of an extraction. A model takes a few.
 EXTRACTION_S: Final = 60.0
+# Tokens of the parts in which a conversation is read, and of the messages before a part that are shown beside it.
+PART_TOKENS: Final = 6_000
+CONTEXT_TOKENS: Final = 1_000
+# Requests for an extraction while the model is down, and the longest time between two, seconds. A learner that follows
+# a store does not give up.
+TRIES: Final = 4
+MAX_WAIT_S: Final = 300.0
 # Seconds for which a learner that was killed keeps others waiting. A live one renews its lease while a model answers.
 LEASE_S: Final = 20.0
 _INSTRUCTIONS: Final = (
@@ -73,7 +99,8 @@ _INSTRUCTIONS: Final = (
     "- lessons: things to do or to avoid the next time, at most five. None if nothing was learned.\n"
     "- facts: words of the user about themselves or their work that hold beyond this task, and how they want things "
     'done (kind "preference"). One sentence each, clear without the record. Give a slot, such as "home town" or '
-    '"answer language", if it takes the place of an earlier one. Leave out words of the assistant or a tool. Each has '
+    '"answer language", if it takes the place of an earlier one, and the slot of the known item if it has one. Leave '
+    "out words of the assistant or a tool. Each has "
     'an action: "add" if it is new; "update" if it contradicts or changes an item of the memory, with the number of '
     'that item; "delete" if an item is not true any more and nothing takes its place; "none" if an item says it '
     "already.\n"
@@ -81,31 +108,85 @@ _INSTRUCTIONS: Final = (
 )
 
 
-def _read_history(messages: Sequence[Message] | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return a conversation as a history of a run."""
-    given: tuple[Any, ...] = as_messages(cast("Sequence[Message]", messages))
-    if any(isinstance(each, Mapping) for each in given):
-        from agentfsm.models.openai.conversion import from_openai  # noqa: PLC0415  brings the SDK
-
-        given = from_openai(given)
-    check_history(given)
-    if not given:
-        raise MisuseError("messages=[]: give the messages of a conversation, oldest first")
-    return given
+class _ModelDownError(AgentError):
+    """The model is not available: the extraction stays as it is, to be resumed."""
 
 
-def _split(messages: Sequence[Message], texts: Sequence[str]) -> Iterator[tuple[Message, ...]]:
-    """Return the parts of a conversation that an extraction can read whole. Results stay with their calls."""
-    part: list[Message] = []
+class _Resumable(CompositeModel):
+    """Lets a run stay unfinished while its model is down, where it would end after a few errors."""
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Ask once; see `Model.reply`."""
+        try:
+            return await self.models[0].reply(request, emit)
+        except ModelUnavailableError as error:
+            raise _ModelDownError(str(error)) from error
+
+
+def _read_history(messages: Iterable[Any]) -> list[Message]:
+    """Return what was said in a conversation; long words of a user in several messages.
+
+    Of dicts, as in logs of any API, the texts of the user and the assistant are read.
+
+    Raises:
+        MisuseError: if a message has another form, or there is no text.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise MisuseError(f"messages={shorten_repr(messages)}: give a list of messages")
+    history: list[Message] = []
+    for place, given in enumerate(messages):
+        each = given.model_dump() if hasattr(given, "model_dump") else given
+        if isinstance(each, Mapping):
+            role, text = each.get("role"), read_message_text(each.get("content"))
+            if role not in {*_USERS, *_ASSISTANTS, *_OTHERS} and ("role" in each or "type" not in each):
+                known = ", ".join((*_USERS, *_ASSISTANTS, *_OTHERS))
+                raise MisuseError(f"messages[{place}] has the role {shorten_repr(role)}: give one of {known}")
+            if text.strip() and role in _USERS:
+                history += [UserMessage(parts=(TextPart(text=piece),)) for piece in _cut(replace_surrogates(text))]
+            elif text.strip() and role in _ASSISTANTS:
+                history.append(AssistantMessage(text=replace_surrogates(text)))
+        elif isinstance(each, UserMessage) and each.text:
+            history += [attrs.evolve(each, parts=(TextPart(text=piece),)) for piece in _cut(each.text)]
+        elif isinstance(each, UserMessage | AssistantMessage | SystemMessage | ToolResult):
+            history.append(each)
+        else:
+            raise MisuseError(f"messages[{place}]={shorten_repr(each)}: give messages of a run, or dicts with a role")
+    history = [each for each in history if describe_message(each)]
+    if not history:
+        raise MisuseError("messages: nothing was said in them; give those of a conversation, oldest first")
+    return history
+
+
+_USERS: Final = ("user", "human")
+_ASSISTANTS: Final = ("assistant", "ai", "model")
+_OTHERS: Final = ("system", "developer", "tool", "function")
+
+
+def _cut(text: str) -> Iterator[str]:
+    """Return a text in pieces of up to `PART_TOKENS`, cut between words."""
+    while (size := estimate_tokens(text)) > PART_TOKENS:
+        most = len(text) * PART_TOKENS // size
+        end = text.rfind(" ", most // 2, most) + 1 or most
+        yield text[:end]
+        text = text[end:]
+    yield text
+
+
+def _split(texts: Sequence[str], begin: int) -> Iterator[tuple[int, int]]:
+    """Return the beginnings and ends of the parts of a conversation, from a message on."""
     tokens = 0
-    for message, text in zip(messages, texts, strict=True):
-        size = estimate_tokens(text)
-        if part and tokens + size > MAX_TRANSCRIPT_TOKENS and not isinstance(message, ToolResult):
-            yield tuple(part)
-            part, tokens = [], 0
-        part.append(message)
+    for place in range(begin, len(texts)):
+        size = estimate_tokens(texts[place])
+        if place > begin and tokens + size > PART_TOKENS:
+            yield begin, place
+            begin, tokens = place, 0
         tokens += size
-    yield tuple(part)
+    if begin < len(texts):
+        yield begin, len(texts)
+
+
+def _tell_end(extraction: Run[Any]) -> str:
+    return f"ended by {extraction.stop_reason} ({extraction.stop_message})"
 
 
 def _trust_nothing(_run: Run[Any]) -> bool:
@@ -154,7 +235,7 @@ class Learner:
 
     def __attrs_post_init__(self) -> None:
         self._agent = Agent(
-            self.model,
+            _Resumable("", [self.model]),
             name=self.name,
             instructions=_INSTRUCTIONS,
             output_type=Learned,
@@ -168,11 +249,17 @@ class Learner:
         Any number of processes may do so; one of them works, and the others wait. The place of one that was killed is
         free after 20 s.
 
+        While the model is down, it waits, and tries again at least every five minutes: nothing is skipped.
+
         Args:
             until_idle: Whether to return when all runs that have ended are read, by this process or another one.
 
         Returns:
             The number of new items.
+
+        Raises:
+            ModelUnavailableError: with `until_idle`, if the model did not answer at the fourth try. The next call goes
+                on there.
         """
         count, is_waiting = 0, False
         while True:
@@ -180,7 +267,7 @@ class Learner:
                 async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
                     async for delivery in follower:
                         async with delivery.hold():
-                            count += await self._learn(delivery)
+                            count += await self._learn(delivery, TRIES if until_idle else math.inf)
                         await delivery.done()
             except LeaseLostError:  # this process stood still; what it did is known by its ids
                 _log.info("another process has gone on to learn as %r", self.name)
@@ -198,14 +285,20 @@ class Learner:
 
         Raises:
             RunNotFoundError: if the run does not exist.
+            ModelUnavailableError: if the model did not answer at the fourth try. The next call goes on there.
         """
+        return await self._learn_run(run_id, TRIES)
+
+    async def _learn_run(self, run_id: str, tries: float) -> int:
         run = await load_run(self.store, run_id)
         if not leaves_episode(run):
             return 0
-        extraction = await self._extract(run)
+        extraction = await self._extract(run, run_id, tries)
         if extraction is None:
             _log.warning("run %s is not learned from: %s is the id of another run", run_id, name_extraction(run_id))
             return 0
+        if extraction.state is not State.DONE:
+            _log.warning("run %s leaves an episode only: its extraction has %s", run_id, _tell_end(extraction))
         try:
             await read_header(self.store, run_id)
         except RunNotFoundError:  # deleted meanwhile: its record must not stay in the prompt of the extraction
@@ -223,43 +316,53 @@ class Learner:
         at: datetime | float | None = None,
         labels: Iterable[str] = (),
     ) -> int:
-        """Learn from a conversation that was held elsewhere. Return the number of new items.
+        """Learn from a conversation that was held elsewhere. Return the number of new items; see `Memory.add`.
 
-        A long one is learned from in parts of some 6,000 tokens, of whole messages. The extractions are runs in the
-        store of the learner, as those of `learn`. Their ids follow from the messages, so what is added again, also
-        after a crash, adds nothing and pays nothing. The items have no source: `memory.rebuild` leaves them.
-
-        Args:
-            messages: Messages, oldest first: those of `run.messages`, or dicts as in chat completions.
-            user: User whose memory learns. Empty: the owner of the memory.
-            tenant: Tenant of the user. Empty: that of the memory.
-            session: Conversation that the items are a part of. Empty: one that follows from the messages.
-            at: Time at which it was held, as a datetime with time zone or seconds since 1970. None: now.
-            labels: Labels of the conversation. With "untrusted", the items are held until a person releases them.
+        The extractions are runs in the store of the learner, as those of `learn`.
 
         Raises:
-            MisuseError: if a message has another form, there are none, or nobody's memory is named.
+            MisuseError: if a message has another form, nothing was said, or nobody's memory is named.
+            ModelUnavailableError: if the model did not answer at the fourth try.
+            RunError: if an extraction ended without an answer that can be read. The next call asks again.
         """
         history, own = _read_history(messages), self.memory.namespace
         user, tenant = user or own.user, tenant or own.tenant
         if not user:
             raise MisuseError("whose memory learns? Give user=, or write memory.for_(user=...).add(...)")
-        when = parse_time(at, "at")
-        ended = self._agent.clock.now() if when is None else when
-        texts = [describe_message(message) for message in history]
-        name, count = f"conversation-{short_hash(json.dumps([user, tenant, session, *texts]), 24)}", 0
-        for number, part in enumerate(_split(history, texts)):
-            task = next((each.text for each in part if isinstance(each, UserMessage) and each.text), "a conversation")
-            begun = self._agent.start(
-                task, id=f"{name}-{number}", user=user, tenant=tenant or None, labels=labels, messages=history
-            )
-            header = attrs.evolve(begun.header, nonce="", history=(), created_at=ended, session=session or name)
+        ended = parse_time(at, "at")
+        results = [each.labels for each in history if isinstance(each, ToolResult)]
+        results += [each.hosted.labels for each in history if isinstance(each, AssistantMessage) and each.hosted]
+        begun = self._agent.start(
+            "conversation", user=user, tenant=tenant or None, labels=join_labels(as_labels(labels), *results)
+        )
+        ended = begun.header.created_at if ended is None else ended
+        texts = [describe_message(each) for each in history]
+        # A part is known by all that was said up to its end, so of a conversation that grows only the rest is read.
+        digest, headers = (
+            sha256(json.dumps([user, tenant, session, sorted(as_labels(labels))]).encode()),
+            list[Header](),
+        )
+        for text in texts:
+            digest.update(f"\n{len(text)} {text}".encode())
+            headers.append(attrs.evolve(begun.header, id=f"conversation-{digest.hexdigest()[:24]}", nonce=""))
+        known = await self.memory.index.get([name_episode(header) for header in headers])
+        learned = [place for place, header in enumerate(headers, 1) if name_episode(header) in known]
+        begin = learned[-1] if learned else 0
+        session = session or (known[name_episode(headers[begin - 1])].session if begin else headers[-1].id)
+        count = 0
+        for start, end in _split(texts, begin):
+            part = history[start:end]
+            task = next((each.parts for each in part if isinstance(each, UserMessage) and each.text), ())
+            header = attrs.evolve(headers[end - 1], prompt=task, created_at=ended, session=session)
             run = attrs.evolve(begun, header=header, messages=part, state=State.DONE, updated_at=ended)
-            if await self.memory.index.get([name_episode(header)]):
-                continue
-            extraction = await self._extract(run)
-            if extraction is None:
-                raise MisuseError(f"{name_extraction(run.id)} is the id of another run in this store")
+            number = 1
+            while (found := await self._find(f"{run.id}.{number}")) is not None and found.state is State.ERROR:
+                number += 1
+            before = shorten_text("\n".join(texts[:start][-MAX_KNOWN:]), CONTEXT_TOKENS)
+            extraction = await self._extract(run, f"{run.id}.{number}", TRIES, before)
+            if extraction is None or extraction.state is not State.DONE:
+                why = "another run has its id" if extraction is None else _tell_end(extraction)
+                raise RunError(f"nothing was learned: the extraction has {why}; add the conversation again", run)
             items = build_items(run, extraction, ())
             count += await self.memory.add_derived([attrs.evolve(item, source=None) for item in items])
         return count
@@ -274,11 +377,11 @@ class Learner:
         """Close the connections of the model."""
         await self._agent.model.aclose()
 
-    async def _learn(self, delivery: Delivery) -> int:
+    async def _learn(self, delivery: Delivery, tries: float) -> int:
         if delivery.header.parent is not None or is_extraction(delivery.header):
             return 0
         try:
-            count = await self.learn(delivery.run_id)
+            count = await self._learn_run(delivery.run_id, tries)
         except RunNotFoundError:
             return 0  # deleted: there is nothing to learn from any more
         if count and self.expiry is not None:
@@ -286,16 +389,37 @@ class Learner:
             await owner.expire(self.expiry, by=self.name)
         return count
 
-    async def _extract(self, run: Run[Any]) -> Run[Any] | None:
-        """Return the extraction of a run, finished; None if another run has taken its id."""
-        extraction_id = name_extraction(run.id)
+    async def _find(self, name: str) -> Run[Any] | None:
+        """Return the extraction of that name; None if there is none."""
         try:
-            extraction = await load_run(self.store, extraction_id)
+            return await load_run(self.store, name_extraction(name))
         except RunNotFoundError:
+            return None
+
+    async def _extract(self, run: Run[Any], name: str, tries: float, before: str = "") -> Run[Any] | None:
+        """Return the extraction of a run, finished; None if another run has taken its id.
+
+        Raises:
+            ModelUnavailableError: if the model was down at each try.
+        """
+        attempt, wait_s = 1, 1.0
+        while True:
+            try:
+                return await self._finish(run, name, before)
+            except _ModelDownError as error:
+                if attempt >= tries and error.__cause__ is not None:
+                    raise error.__cause__ from None
+                _log.warning("the model of learner %r is down, next try in %.0f s: %s", self.name, wait_s, error)
+            await anyio.sleep(wait_s)
+            attempt, wait_s = attempt + 1, min(2 * wait_s, MAX_WAIT_S)
+
+    async def _finish(self, run: Run[Any], name: str, before: str) -> Run[Any] | None:
+        extraction_id, extraction = name_extraction(name), await self._find(name)
+        if extraction is None:
             held = is_untrusted(run) and not self.trusts(run)
             known = await self._find_known(run)
             begun = self._agent.start(
-                describe_run(run, known),
+                describe_run(run, known, before),
                 id=extraction_id,
                 parent=run,
                 user=run.header.user,
@@ -326,4 +450,7 @@ class Learner:
         said = "\n".join([each.text for each in own if isinstance(each, UserMessage) and not each.is_note])
         found = await mine.recall(said, k=MAX_KNOWN, kinds=kinds, **where)
         known = {each.item.id: each.item for each in (*found, *await mine.profile(**where))}
+        if len(known) < MAX_KNOWN:  # what it contradicts may share no word with it
+            newest = await mine.read_newest(MAX_KNOWN, kinds=kinds, **where)
+            known = {**known, **{item.id: item for item in newest}}
         return [item for item in known.values() if len(item.text) <= MAX_KNOWN_CHARS][:MAX_KNOWN]

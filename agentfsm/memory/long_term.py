@@ -18,6 +18,7 @@ import attrs
 
 from agentfsm._lib.concurrency import start_in_thread
 from agentfsm._lib.plugins import require_extra
+from agentfsm.agents.validation import to_plain_json
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
 from agentfsm.core.header import short_hash
 from agentfsm.core.inbox import parse_time
@@ -30,7 +31,9 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import (
     COUNT,
     COUNT_OR_ZERO,
+    NOT_NEGATIVE,
     SHARE,
+    STRING,
     ValueRule,
     require_between,
     require_choice,
@@ -51,7 +54,10 @@ from agentfsm.memory.documents import (
 from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode
 from agentfsm.memory.equal_items import (
     EQUAL_SLOT,
+    clean_slot,
     confirm,
+    find_earlier,
+    find_same,
     is_shown,
     leave_out_equal,
     name_slot,
@@ -75,6 +81,7 @@ from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import (
+    IMPORTED_ID,
     LEVEL,
     DeletionProof,
     ItemFilter,
@@ -228,10 +235,10 @@ def as_recalled(entry: Recollection) -> RecalledItem:
 class Expiry(Value):
     """Rules by which old items are forgotten. Source: document G, 4."""
 
-    days: float = 90.0
+    days: float = attrs.field(default=90.0, validator=NOT_NEGATIVE)
     """Age from which an item of little importance is forgotten, days."""
 
-    importance: float = 0.7
+    importance: float = attrs.field(default=0.7, validator=require_between(0, 1))
     """Importance from which an item is kept whatever its age."""
 
     count: int = attrs.field(default=1_000, validator=COUNT)
@@ -400,6 +407,8 @@ class Memory(RunMemory):
         Raises:
             MisuseError: if an entry does not fit, naming its index: nothing is remembered then.
         """
+        if isinstance(entries, str | Mapping):
+            raise MisuseError("remember_all takes a list of texts or dicts; for a single text there is remember")
         now, items = await self._now(), list[MemoryItem]()
         for place, entry in enumerate(entries):
             try:
@@ -415,14 +424,18 @@ class Memory(RunMemory):
         if unknown := entry.keys() - REMEMBER_ARGUMENTS:
             raise MisuseError(f"remember has no argument {min(map(str, unknown))!r}")
         text, slot, session, key = entry["text"], *[entry.get(name, "") for name in ("slot", "session", "key")]
-        if isinstance(slot, str) and slot.startswith(EQUAL_SLOT):
+        STRING.check("remember", "slot", slot)
+        if slot.startswith(EQUAL_SLOT):
             raise MisuseError(f"slot={slot!r}: slots that begin with {EQUAL_SLOT!r} are those of equal texts")
+        slot = clean_slot(slot)
         begins = parse_time(entry.get("valid_from"), "valid_from")
         ends = parse_time(entry.get("valid_to"), "valid_to")
         if begins is None and ends is not None and ends <= now:
             raise MisuseError(
                 "remember(valid_to=...) is in the past: give valid_from, too, the time since which it was true"
             )
+        if begins is not None and ends is not None and ends <= begins:
+            raise MisuseError("remember(valid_to=...) is before valid_from: the text would never be true")
         kind, importance = parse_item_kind(entry.get("kind", ItemKind.FACT)), entry.get("importance")
         item = MemoryItem(
             id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
@@ -431,7 +444,7 @@ class Memory(RunMemory):
             text=text,
             slot=slot,
             session=session,
-            data=dict(entry.get("data") or {}),
+            data=to_plain_json(entry.get("data") or {}, "data"),
             labels=_add_passed(as_labels(entry.get("labels", ()))),
             level=entry.get("level", "internal"),
             importance=weigh(kind, slot) if importance is None else importance,
@@ -517,7 +530,9 @@ class Memory(RunMemory):
             The number of new items.
 
         Raises:
-            MisuseError: if the memory has no `model`, nobody is named, or a message has another form.
+            MisuseError: if the memory has no `model`, nobody is named, a message has another form, or nothing was said.
+            ModelUnavailableError: if the model did not answer at the fourth try.
+            RunError: if an extraction ended without an answer that can be read. The next call asks again.
         """
         if self.model is None:
             raise MisuseError('memory.add asks a model: write Memory(..., model="openai:gpt-5.4-mini")')
@@ -686,8 +701,26 @@ class Memory(RunMemory):
         return revised
 
     async def release(self, item_ids: Iterable[str], *, by: str = "") -> int:
-        """Approve items that are held, so that they are found. Return their number."""
-        return await self.index.release([*item_ids], at=await self._now(), by=by)
+        """Approve items of the owner that are held, so that they are found. Return their number.
+
+        Raises:
+            MisuseError: if the owner has no item with one of the ids; nothing is released.
+        """
+        return await self.index.release(await self._check_own(item_ids), at=await self._now(), by=by)
+
+    async def _check_own(self, item_ids: Iterable[str]) -> list[str]:
+        """Return the ids.
+
+        Raises:
+            MisuseError: if the owner has no item with one of them, or they are one text.
+        """
+        if isinstance(item_ids, str):
+            raise MisuseError(f"{item_ids!r}: give a list of ids, also for a single item")
+        ids = [*item_ids]
+        found = await self.index.get(ids)
+        if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:
+            raise MisuseError(_NO_ITEM.format(missing[0]))
+        return ids
 
     async def _write(
         self, items: Sequence[MemoryItem], vectors: Mapping[str, Sequence[float]] | None = None
@@ -705,6 +738,8 @@ class Memory(RunMemory):
         for item in items:
             if item.id not in known:
                 raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
+            if known[item.id].namespace != item.namespace:
+                raise ConflictError(f"{item.id!r} is the id of an item of another owner: give it another key")
         return [known[item.id] for item in items]
 
     async def _now(self) -> float:
@@ -931,10 +966,56 @@ class Memory(RunMemory):
                 chosen.append(entry)
         return sorted(chosen, key=lambda entry: (entry.item.valid_from, entry.item.text))
 
-    async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
-        """Return all items of the owner that are not replaced, in the order of their ids."""
-        where = ItemFilter(namespaces=(self.namespace,), kinds=_parse_kinds(kinds), include_held=include_held)
+    async def read(
+        self,
+        *,
+        kinds: Iterable[ItemKind | str] = (),
+        include_held: bool = False,
+        valid_at: datetime | float | None = None,
+    ) -> list[MemoryItem]:
+        """Return all items of the owner that are not corrected, in the order of their ids.
+
+        Args:
+            kinds: Kinds of the items; none for all.
+            include_held: Whether items that wait for approval are included.
+            valid_at: Time at which the items are true, so that of each slot one is left. None: any time.
+        """
+        where = ItemFilter(
+            namespaces=(self.namespace,),
+            kinds=_parse_kinds(kinds),
+            include_held=include_held,
+            valid_at=parse_time(valid_at, "valid_at"),
+        )
         return await self._read_all(where)
+
+    async def read_newest(
+        self,
+        count: int,
+        *,
+        kinds: Iterable[ItemKind | str] = (),
+        max_level: str = "restricted",
+        without_labels: Collection[str] = (),
+        as_of: datetime | float | None = None,
+    ) -> list[MemoryItem]:
+        """Return the items of the owner that were recorded last, newest first, of those that hold at that time.
+
+        Args:
+            count: Maximum of items.
+            kinds: Kinds of the items; none for all.
+            max_level: Highest data level of the items.
+            without_labels: Labels that the items do not have.
+            as_of: Time whose knowledge counts. None: now.
+        """
+        known = parse_time(as_of, "as_of")
+        where = ItemFilter(
+            namespaces=(self.namespace,),
+            kinds=_parse_kinds(kinds),
+            max_level=max_level,
+            without_labels=as_labels(without_labels),
+            as_of=math.inf if known is None else known,
+            valid_at=await self._now() if known is None else known,
+        )
+        return sorted(await self._read_all(where), key=lambda item: (-item.recorded_at, item.id))[:count]
 
     async def export_items(self) -> list[dict[str, Any]]:
         """Return all items of the owner that are not replaced as JSON values, held ones included."""
@@ -943,8 +1024,9 @@ class Memory(RunMemory):
     async def import_items(self, items: Iterable[object]) -> int:
         """Add items that `export_items` returned, of this memory or another one, for this owner.
 
-        They keep their ids, unless another owner has them, so a second call adds nothing. What this memory was told to
-        forget does not return. They have no source: a rebuild leaves them.
+        They get ids of this owner, which follow from those that they have, so a second call adds nothing, nor do items
+        that this owner has. What this memory was told to forget does not return. They have no source: a rebuild leaves
+        them. They are known since the time that they name, now at the latest.
 
         Returns:
             The number of new items.
@@ -952,23 +1034,21 @@ class Memory(RunMemory):
         Raises:
             MisuseError: if an item has another form, naming its index: nothing is added then.
         """
-        given: list[MemoryItem] = []
+        now, given = await self._now(), list[MemoryItem]()
+        own = {item.id for item in await self._read_versions()}
         for place, fields in enumerate(items):
             try:
-                given.append(read_item(fields, self.namespace))
+                item = read_item(fields, self.namespace)
             except MisuseError as error:
                 raise MisuseError(f"items[{place}]: {error}") from None
+            first = str(item.data.get(IMPORTED_ID, item.id))
+            if {item.id, first}.isdisjoint(own):
+                # An id of its own, which no other owner can foresee or take.
+                new_id, data = short_hash(f"{self.namespace}\n{first}", 24), {**item.data, IMPORTED_ID: first}
+                given.append(attrs.evolve(item, id=new_id, data=data, recorded_at=min(item.recorded_at, now)))
         count = 0
         for begin in range(0, len(given), WRITE_BATCH):
-            batch = given[begin : begin + WRITE_BATCH]
-            known = await self.index.get([item.id for item in batch])
-            taken = {item.id for item in known.values() if item.namespace != self.namespace}
-            count += await self.add_derived(
-                [
-                    attrs.evolve(item, id=short_hash(f"{self.namespace}\n{item.id}", 24)) if item.id in taken else item
-                    for item in batch
-                ]
-            )
+            count += await self.add_derived(given[begin : begin + WRITE_BATCH])
         return count
 
     async def _read_all(self, where: ItemFilter) -> list[MemoryItem]:
@@ -1038,7 +1118,9 @@ class Memory(RunMemory):
     async def forget(self, item_ids: Iterable[str], *, by: str = "", reason: str = "") -> int:
         """Delete items of the owner so that nothing of their content remains. Return their number.
 
-        A rebuild does not bring them back.
+        All that says the same goes with them: corrections, confirmations, equal texts. With the present value of a slot
+        its earlier values go, which would else hold again. A rebuild does not bring them back, nor does a learner that
+        has read them before.
 
         Args:
             item_ids: Ids of the items. An empty list removes the remains that earlier deletions have left on the disk.
@@ -1051,14 +1133,9 @@ class Memory(RunMemory):
             PartlyDoneError: if the items were deleted, and a SQLite file could not be rewritten without their content,
                 for example because another process reads it.
         """
-        if isinstance(item_ids, str):
-            raise MisuseError(f"forget({item_ids!r}): give a list of ids, also for a single item")
-        ids = [*item_ids]
-        found = await self.index.get(ids)
-        if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:
-            raise MisuseError(_NO_ITEM.format(missing[0]))
-        versions = await self._list_versions(set(ids))
-        return await self.index.forget(versions, at=await self._now(), by=by, reason=reason)
+        ids = await self._check_own(item_ids)
+        same = find_same(await self._read_versions(), ids)
+        return await self.index.forget(same, at=await self._now(), by=by, reason=reason, with_words=True)
 
     async def forget_document(self, name: str, *, by: str = "", reason: str = "") -> int:
         """Delete a document with all its versions, as `forget` does. Return the number of items.
@@ -1073,23 +1150,9 @@ class Memory(RunMemory):
             raise MisuseError(_NO_DOCUMENT.format(name))
         return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
 
-    async def _list_versions(self, ids: set[str]) -> set[str]:
-        """Return the ids of items with all that they replace and that replaces them, and those that say the same."""
-        chains: list[set[str]] = []
-        equal: dict[str, set[str]] = {}
-        for newest in await self.read(include_held=True):
-            chain, item = {newest.id}, newest
-            while item.replaces and (earlier := (await self.index.get([item.replaces])).get(item.replaces)) is not None:
-                chain.add(earlier.id)
-                item = earlier
-            chains.append(chain)
-            if newest.slot.startswith(EQUAL_SLOT):
-                equal.setdefault(newest.slot, set()).update(chain)
-        chains += equal.values()
-        found = set(ids)
-        while more := [chain for chain in chains if not found.isdisjoint(chain) and not chain <= found]:
-            found.update(*more)  # one item may have several corrections
-        return found
+    async def _read_versions(self) -> list[MemoryItem]:
+        """Return all items of the owner, with held ones and those that were corrected."""
+        return await self._read_all(ItemFilter(namespaces=(self.namespace,), include_held=True, include_replaced=True))
 
     async def forget_all(
         self, *, runs: Literal["keep", "delete"] = "keep", store: Store | None = None, by: str = "", reason: str = ""
@@ -1188,7 +1251,10 @@ class Memory(RunMemory):
         left = [item for item in items if item.id not in old]
         left.sort(key=lambda item: item.importance * rules.decay ** ages[item.id])
         old |= {item.id for item in left[: max(0, len(left) - rules.count)]}
-        return await self.index.forget(old, at=now, by=by, reason="old") if old else 0
+        if not old:
+            return 0
+        earlier = find_earlier(await self._read_versions(), old)  # which would else be found again
+        return await self.index.forget(earlier, at=now, by=by, reason="old")
 
     async def expire_all(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:
         """Do what `expire` does, for all owners of the index. Return the number of items forgotten."""

@@ -63,7 +63,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
             text,
             kind=ItemKind.PREFERENCE,
             key=ctx.idempotency_key,
-            slot=topic.strip(" =").casefold(),
+            slot=topic.strip(" ="),
             level=DEFAULT_LEVEL if level is None else level.value,
             held=held,
         )

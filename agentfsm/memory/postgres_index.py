@@ -19,7 +19,9 @@ from agentfsm.memory.item_rows import (
     PREFIXED_COLUMNS,
     SESSION,
     ListSyntax,
+    name_notes,
     name_owner,
+    name_words,
     other_model_error,
     read_row,
     write_filter,
@@ -197,11 +199,12 @@ class _ItemDatabase(PostgresConnection):
         return self.query(sql, values).fetchall()
 
     def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
-        """Insert the items that are new and not forgotten."""
+        """Insert the items that are new. Those that are or follow from a forgotten one are forgotten, too."""
         ids = [item.id for item in items]
         owners = [name_owner(item.namespace) for item in items]
         seen = {each for (each,) in self._select("SELECT id FROM items WHERE id = ANY(:ids)", ids=ids)}
-        forgotten = {each for (each,) in self._select("SELECT id FROM forgotten_items WHERE id = ANY(:ids)", ids=ids)}
+        notes = [note for item in items for note in name_notes(item)]
+        forgotten = {each for (each,) in self._select("SELECT id FROM forgotten_items WHERE id = ANY(:ids)", ids=notes)}
         until = dict(
             self._select("SELECT owner, until FROM forgotten_owners WHERE owner = ANY(:owners)", owners=owners)
         )
@@ -212,8 +215,8 @@ class _ItemDatabase(PostgresConnection):
         places = {(owner, each): place for owner, each, place in self._select(newest, owners=owners, sessions=sessions)}
         added: list[MemoryItem] = []
         for item, owner in zip(items, owners, strict=True):
-            if not forgotten.isdisjoint({item.id, item.replaces}) or item.recorded_at <= until.get(owner, -math.inf):
-                forgotten.add(item.id)
+            if not forgotten.isdisjoint(name_notes(item)) or item.recorded_at <= until.get(owner, -math.inf):
+                forgotten |= {item.id, name_words(item.id)}
                 continue
             if item.id in seen:
                 continue
@@ -224,6 +227,8 @@ class _ItemDatabase(PostgresConnection):
             )
             places[group] = max(places.get(group, 0), new.place)
             added.append(new)
+        if left_out := [each for each in ids if each in forgotten]:
+            self._note_forgotten(left_out, with_words=True)
         for start in range(0, len(added), GROUP_ITEMS):
             self._insert(added[start : start + GROUP_ITEMS])
         if added and self._read_model() is not None:
@@ -334,14 +339,18 @@ class _ItemDatabase(PostgresConnection):
         ((newest,),) = self._select("SELECT max(recorded_at) FROM items")
         return -math.inf if newest is None else float(newest)
 
-    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
         """Delete items, and note their ids."""
-        self._select(
-            "INSERT INTO forgotten_items SELECT unnest(:ids::text[]) ON CONFLICT DO NOTHING RETURNING 1", ids=[*ids]
-        )
+        self._note_forgotten(ids, with_words=with_words)
         count = self._delete("id = ANY(:ids)", ids=[*ids])
         self._record_deletion(proof(count))
         return count
+
+    def _note_forgotten(self, ids: Collection[str], *, with_words: bool) -> None:
+        notes = [*ids, *(map(name_words, ids) if with_words else ())]
+        self._select(
+            "INSERT INTO forgotten_items SELECT unnest(:notes::text[]) ON CONFLICT DO NOTHING RETURNING 1", notes=notes
+        )
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
         """Delete the items that come from these runs, with their corrections, and note their ids."""

@@ -25,7 +25,9 @@ from agentfsm.memory.item_rows import (
     SESSION,
     ListSyntax,
     hash_text,
+    name_notes,
     name_owner,
+    name_words,
     other_model_error,
     read_row,
     write_filter,
@@ -170,18 +172,18 @@ class _ItemFile(DatabaseFile):
         self.vectors.maintain()
 
     def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
-        """Insert the items that are new and not forgotten."""
+        """Insert the items that are new. Those that are or follow from a forgotten one are forgotten, too."""
         added: list[MemoryItem] = []
-        forgotten = set[str]()
         for item in items:
-            if item.replaces in forgotten or self._is_forgotten(item):
-                forgotten.add(item.id)
+            if self._was_forgotten(item):
+                self._note_forgotten([item.id], with_words=True)
             elif self.execute("SELECT 1 FROM items WHERE id = ?", (item.id,)).fetchone() is None:
                 added.append(self._insert(item))
         return added
 
-    def _is_forgotten(self, item: MemoryItem) -> bool:
-        if self.execute("SELECT 1 FROM forgotten_items WHERE id = ?", (item.id,)).fetchone() is not None:
+    def _was_forgotten(self, item: MemoryItem) -> bool:
+        sql = "SELECT 1 FROM forgotten_items WHERE id IN (SELECT value FROM json_each(?))"
+        if self.execute(sql, (json.dumps(name_notes(item)),)).fetchone() is not None:
             return True
         owner = name_owner(item.namespace)
         until = self.execute("SELECT until FROM forgotten_owners WHERE owner = ?", (owner,)).fetchone()
@@ -300,13 +302,17 @@ class _ItemFile(DatabaseFile):
         (newest,) = self.execute("SELECT max(recorded_at) FROM items").fetchone()
         return -math.inf if newest is None else float(newest)
 
-    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
         """Delete items, and note their ids."""
         self._check_reach()
-        self.execute("INSERT OR IGNORE INTO forgotten_items SELECT value FROM json_each(?)", (json.dumps([*ids]),))
+        self._note_forgotten(ids, with_words=with_words)
         count = self._delete("id IN (SELECT value FROM json_each(:ids))", {"ids": json.dumps([*ids])})
         self._record_deletion(proof(count))
         return count
+
+    def _note_forgotten(self, ids: Collection[str], *, with_words: bool) -> None:
+        notes = json.dumps([*ids, *(map(name_words, ids) if with_words else ())])
+        self.execute("INSERT OR IGNORE INTO forgotten_items SELECT value FROM json_each(?)", (notes,))
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
         """Delete the items that come from these runs, with their corrections, and note their ids."""

@@ -77,8 +77,8 @@ class ItemTables(TransactionBackend, Protocol):
         """Return the time of the newest record; minus infinity if there is none."""
         ...
 
-    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
-        """Delete items, and note their ids."""
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
+        """Delete items, and note their ids, and with `with_words` those of their words."""
         ...
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
@@ -214,13 +214,13 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         """Return the time of the newest record."""
         return await self._run(lambda tables: tables.newest_time(), writes=False)
 
-    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str, with_words: bool = False) -> int:
         """Delete items and their remains."""
 
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
 
-        return await self._forget(lambda tables: tables.forget(ids, prove))
+        return await self._forget(lambda tables: tables.forget(ids, prove, with_words=with_words))
 
     async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
         """Delete all items of an owner and their remains."""

@@ -19,7 +19,15 @@ from agentfsm.core.labels import DATA_LEVELS, Label, as_labels
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
-from agentfsm.core.validation import NAME, STRING, ValueRule, is_number, require_between, require_choice
+from agentfsm.core.validation import (
+    COUNT_OR_ZERO,
+    NAME,
+    STRING,
+    ValueRule,
+    is_number,
+    require_between,
+    require_choice,
+)
 from agentfsm.core.value import Value
 from agentfsm.core.window_layers import WindowDemand, WindowLayers
 
@@ -32,7 +40,14 @@ _TEXT: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and bool(value.strip()) and len(value) <= MAX_ITEM_CHARS,
     wanted=f"a text of 1 to {MAX_ITEM_CHARS:,} characters; split a longer one into several items",
 )
+_END: Final = ValueRule(
+    fits=lambda value: is_number(value) and not math.isnan(value), wanted="seconds since 1970, or infinity"
+)
 LEVEL: Final = require_choice(*DATA_LEVELS)
+# Keys of the content of an item: the item that it confirms or ends, whose words it has; and the id that it had in the
+# memory from which it was imported.
+FOLLOWS: Final = "follows"
+IMPORTED_ID: Final = "imported_id"
 
 
 class ItemKind(StrEnum):
@@ -118,7 +133,7 @@ class MemoryItem(Value):
     session are found together more easily. Empty: it stands by itself.
     """
 
-    place: int = 0
+    place: int = attrs.field(default=0, validator=COUNT_OR_ZERO)
     """Position in the session; 0 to let the index count."""
 
     labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
@@ -133,7 +148,7 @@ class MemoryItem(Value):
     valid_from: float = attrs.field(validator=_TIME)
     """Time from which on the item is true, seconds since 1970."""
 
-    valid_to: float = attrs.field(default=math.inf, validator=ValueRule(fits=is_number, wanted="seconds since 1970"))
+    valid_to: float = attrs.field(default=math.inf, validator=_END)
     """Time until which the item is true, seconds since 1970; infinity if no end is known."""
 
     recorded_at: float = attrs.field(validator=_TIME)
@@ -141,6 +156,12 @@ class MemoryItem(Value):
 
     held: bool = False
     """Whether the item waits for the approval of a person, and is not found until then."""
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Ids of the items whose words this one has: itself, and those that it replaces, confirms or ends."""
+        named = (self.id, self.replaces, self.data.get(FOLLOWS), self.data.get(IMPORTED_ID))
+        return frozenset([each for each in named if each and isinstance(each, str)])
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +193,9 @@ class ItemFilter(Value):
 
     include_held: bool = False
     """Whether items that wait for approval are included."""
+
+    include_replaced: bool = False
+    """Whether items that were corrected are included."""
 
     slot: str | None = attrs.field(default=None, validator=NAME.or_none())
     """Slot of the items; None for any or none."""
@@ -325,8 +349,8 @@ class MemoryIndex(Protocol):
     async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
         """Add items in their order, durably and all or none.
 
-        An item whose id is known, or was forgotten, is left out, and so are those of this call that replace a forgotten
-        one.
+        An item whose id is known, or was forgotten, is left out, and so is one that replaces a forgotten item, or has
+        the words of one that was forgotten with its words.
 
         Returns:
             The items that are new, with their place.
@@ -358,8 +382,10 @@ class MemoryIndex(Protocol):
         """Return the time of the newest record, seconds since 1970; minus infinity if there is none."""
         ...
 
-    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str, with_words: bool = False) -> int:
         """Delete items so that no byte of them remains, and keep their ids from being added again.
+
+        With `with_words`, items that confirm or end them are kept from it, too (`FOLLOWS`).
 
         Returns:
             The number of items deleted.

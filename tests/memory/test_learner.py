@@ -142,7 +142,7 @@ async def test_what_untrusted_runs_taught_waits_for_a_person(store, memory):
     await memory.rebuild(store)
     assert await ann.read() == []
     [fact] = [item for item in held if item.kind == "fact"]
-    assert await memory.release([fact.id], by="boss") == 1
+    assert await ann.release([fact.id], by="boss") == 1
     await memory.rebuild(store)
     assert [item.id for item in await ann.read()] == [fact.id]
 
@@ -368,7 +368,7 @@ async def test_conversations_take_the_place_of_what_they_contradict(memory, stor
     await memory.add(CONVERSATION, user="ann", tenant="acme", at=1_700_000_000)
     now = [{"role": "user", "content": "I work in Faro now."}]
     assert await memory.add(now, user="ann", tenant="acme", store=store) == 2
-    assert "1. fact: Ann works in Porto" in model.requests[1].messages[0].text
+    assert "1. fact (slot: work place): Ann works in Porto" in model.requests[1].messages[0].text
     assert [found.item.text for found in await of_ann(memory).recall("works", kinds=["fact"])] == ["Ann works in Faro"]
     [extraction] = await store.runs()
     assert await learn(store, memory) is not None  # it is no run to learn from
@@ -416,10 +416,10 @@ async def test_untrusted_conversations_wait_for_a_person(memory):
 @pytest.mark.parametrize(
     ("messages", "options", "told"),
     [
-        ([], {"user": "ann"}, "give the messages of a conversation"),
+        ([], {"user": "ann"}, "nothing was said"),
         ("I work in Porto", {"user": "ann"}, "give a list of messages"),
         ([{"role": "narrator", "content": "x"}], {"user": "ann"}, "the role 'narrator'"),
-        ([7], {"user": "ann"}, "not int"),
+        ([7], {"user": "ann"}, "give messages of a run, or dicts"),
         (CONVERSATION, {}, "whose memory learns"),
         (CONVERSATION, {"user": "ann", "at": "today"}, "at="),
     ],

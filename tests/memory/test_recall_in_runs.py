@@ -202,7 +202,7 @@ async def test_what_a_model_keeps_from_a_page_waits(memory):
     assert not await mine.recall("eve@example.com")
     [held] = [item for item in await mine.read(include_held=True) if item.held]
     assert held.labels == ("untrusted",)
-    await memory.release([held.id])
+    await mine.release([held.id])
     assert [each.item.id for each in await mine.recall("eve@example.com")] == [held.id]
 
 

@@ -41,6 +41,15 @@ _OUTCOME_PREFIX: Final = re.compile(rf"\[([^\n]+): ({'|'.join(Outcome)})\]\n")
 _AUDIO_SUBTYPES: Final = {"mp3": "mpeg"}
 
 
+def read_message_text(content: object) -> str:
+    """Return the texts of the content of a message, as a string or a list of parts of any API; "" if it has none."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else ()
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in parts]
+    return "\n".join([text for text in texts if isinstance(text, str)])
+
+
 def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Convert a history to messages of chat completions.
 

@@ -25,6 +25,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Message, TextPart, UserMessage
 from agentfsm.core.pending import PendingKind
+from agentfsm.models.openai.conversion import read_message_text
 from agentfsm.ports.store import Filter
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.chat_tasks import answer_task
@@ -202,15 +203,7 @@ async def _find_request(gateway: Gateway, caller: Caller, conversation: str | No
 
 def _read_texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the role and the text of each message; other parts are left out."""
-    return [(str(each.get("role")), _read_text(each.get("content"))) for each in messages]
-
-
-def _read_text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = [each.get("text") for each in parts if isinstance(each, dict) and each.get("type") == "text"]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return [(str(each.get("role")), read_message_text(each.get("content"))) for each in messages]
 
 
 def _read_prompt(messages: list[dict[str, Any]]) -> str:
@@ -222,7 +215,7 @@ def _read_prompt(messages: list[dict[str, Any]]) -> str:
         raise MisuseError("messages of chat completions are read as text: AG-UI takes images and files")
     if isinstance(content, list):
         check_part_count(content)
-    return _read_text(content)
+    return read_message_text(content)
 
 
 def _read_history(messages: list[dict[str, Any]]) -> list[Message]:
