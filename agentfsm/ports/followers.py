@@ -331,6 +331,8 @@ class Follower(AsyncIterator[Delivery]):
             await anyio.sleep(RENEWAL_SHARE * self.lease_s)
             if self._open:
                 with suppress(AgentError):  # else the next one renews, or `done` says that the lease was lost
+                    # Refused if another one has held the follower meanwhile, who may have done the delivery.
+                    await self.store.confirm_read(self.name, holder=self._holder, position=0, versions={})
                     await self.store.take_unread(
                         self.name, holder=self._holder, after=self._open[0].change - 1, lease_s=self.lease_s, limit=1
                     )

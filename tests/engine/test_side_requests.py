@@ -82,6 +82,7 @@ async def test_a_side_request_contains_each_part_that_it_does_not_list_as_left_o
     text = lambda: " ".join(rng.sample(WORDS, 4)) + f" {rng.random()}"  # noqa: E731
     memory = Memory(tmp_path / "memory.db")
     await memory.for_(user="ann").remember(f"Ann likes the heron: {text()}")
+    await memory.for_(user="ann").remember(f"Ann wants short answers: {text()}", kind="preference")
     other = seen.model("other") if rng.random() < 0.5 else None
     many = [make_tool(lambda: "", name=f"find_{word}", description=text()) for word in WORDS]
     agent = Agent(
@@ -112,6 +113,8 @@ async def test_a_side_request_contains_each_part_that_it_does_not_list_as_left_o
                 assert all(each.summary in texts[-2] for each in view.tools)
             elif part.source is ViewSource.NOTE:
                 assert part.text in texts
+            elif part.source is ViewSource.PROFILE:
+                assert part.text == read_text(request.messages[0])
             elif part.source is ViewSource.MEMORY and part.text in own:
                 assert part.text in shown
         messages = [part.text in shown for part in asked if part.source in (ViewSource.HISTORY, ViewSource.PLAN)]

@@ -154,6 +154,8 @@ def _render(view: View, who: Model, purpose: Purpose, task: tuple[str, str], max
     is_chosen = run.offered is not None or not config.selector.wants(len(config.registry))
     keeps_prefix = who is config.model and is_chosen and ViewSource.HISTORY not in left_out
     asked += view.fixed.tools_tokens // unit if keeps_prefix else 0
+    profile = () if run.profile is None or ViewSource.PROFILE in left_out else (run.profile,)
+    asked += sum([count_message(each, view.execution.ledger.counter) for each in profile]) // unit
     room = min(HISTORY_TOKENS, int(config.context.share * (who.window_tokens - max_tokens - asked)))
     messages, tokens = ((), 0) if ViewSource.HISTORY in left_out else _list_newest(view, room * unit)
     messages = _drop_results(messages) if is_frozen else messages
@@ -162,7 +164,7 @@ def _render(view: View, who: Model, purpose: Purpose, task: tuple[str, str], max
     end: list[Message] = [*ending, SystemMessage(text=instructions), UserMessage(parts=(TextPart(text=question),))]
     request = Request(
         instructions="\n\n".join([part.text for part in told]),
-        messages=(*shown, *end),
+        messages=(*profile, *shown, *end),
         passing=len(end),
         withheld_tools=view.tools if keeps_prefix else (),
         timeout_s=config.limits.model_timeout_s,
@@ -173,7 +175,7 @@ def _render(view: View, who: Model, purpose: Purpose, task: tuple[str, str], max
 
 
 def _list_newest(view: View, room: int) -> tuple[Sequence[Message], int]:
-    """Return the messages of the next request and their tokens. If they do not fit, only the newest are left.
+    """Return the messages of the next request, without the profile, and their tokens; the newest if not all fit.
 
     A note then says so, and the task of the run, its recalled items and its summaries stay.
 
@@ -183,7 +185,7 @@ def _list_newest(view: View, room: int) -> tuple[Sequence[Message], int]:
     """
     run, ledger = view.run, view.execution.ledger
     if ledger.shown_tokens <= room:
-        return run.shown, ledger.shown_tokens
+        return run.shown if run.profile is None else run.shown[1:], ledger.shown_tokens
     messages, start, groups = run.messages, len(run.messages), list[Sequence[Message]]()
     summaries = [build_note(each) for each in run.segments if isinstance(each, Summarised)]
     left = room - sum([count_message(each, ledger.counter) for each in summaries])
