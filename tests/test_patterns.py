@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, Limits, MisuseError, ModelUnavailableError, RunError, tool
+from agentfsm import Agent, Limits, MisuseError, ModelUnavailableError, RunContext, RunError, UserMessage, tool
+from agentfsm.memory import Memory
 from agentfsm.patterns import (
     Ask,
     Calibration,
@@ -42,6 +43,44 @@ async def test_a_route_is_picked(anyio_backend):
     picked = await router.route("My invoice is wrong", user="ann")
     assert picked == Route(name="billing", confidence=0.9, reason="Because.", run_id=picked.run_id)
     assert (await router.agent.load(picked.run_id)).header.user == "ann"
+
+
+async def test_the_model_sees_what_the_agent_sees_that_serves_the_requests(anyio_backend, tmp_path):
+    """Its instructions, reminder, memory and session. The question is no part of the session."""
+    memory, store = Memory(tmp_path / "memory.db"), MemoryStore()
+    await memory.for_(user="ann").remember("Ann pays by invoice", kind="preference")
+
+    async def told(ctx: RunContext) -> str:
+        return "Calls are billed to the department."
+
+    agent = Agent(
+        ScriptedModel("It is 7.", "Done."),
+        instructions=told,
+        reminder="Be kind.",
+        memory=memory,
+        store=store,
+        tools=[look],
+    )
+    await agent.run("What does a call cost?", user="ann", session="s")
+    model = ScriptedModel(choice("billing"), choice("tech"))
+    router = IntentRouter(model, routes=ROUTES, view_of=agent)
+    assert (await router.route("It is too much", user="ann", session="s")).name == "billing"
+    [asked] = model.requests
+    assert asked.instructions.startswith("Calls are billed to the department.\n\nYou route requests.")
+    texts = [each.text for each in asked.messages]
+    assert "Ann pays by invoice" in texts[0]
+    assert texts[1:3] == ["What does a call cost?", "It is 7."]
+    assert texts[-1] == "Be kind."
+    assert "look" not in [each.name for each in asked.tools]
+    later = await agent.run("Thanks", user="ann", session="s")
+    assert [each.text for each in later.messages if isinstance(each, UserMessage)] == [
+        "What does a call cost?",
+        "Thanks",
+    ]
+    plain = IntentRouter(model, routes=ROUTES, options={"instructions": "Faults are rare."})
+    await plain.route("It hums")
+    assert model.requests[1].instructions.startswith("Faults are rare.\n\nYou route")
+    await memory.aclose()
 
 
 @pytest.mark.parametrize(

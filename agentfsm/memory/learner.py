@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +41,7 @@ from agentfsm.core.run import RunError
 from agentfsm.core.run_ids import name_extraction
 from agentfsm.core.validation import FUNCTION, NAME, shorten_repr
 from agentfsm.journal.load import load_run, read_header
+from agentfsm.journal.run_list import RunIterator
 from agentfsm.memory.episodes import (
     HELD_KEY,
     KNOWN_KEY,
@@ -62,7 +63,8 @@ from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.memory_items import ItemKind
 from agentfsm.ports.model import Emit, Model, Reply, Request
-from agentfsm.ports.store import STORE, Store
+from agentfsm.ports.store import STORE, Filter, Store
+from agentfsm.stores.rules import FINAL_STATES
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
@@ -83,9 +85,10 @@ EXTRACTION_S: Final = 60.0
 # Tokens of the parts in which a conversation is read, and of the messages before a part that are shown beside it.
 PART_TOKENS: Final = 6_000
 CONTEXT_TOKENS: Final = 1_000
-# Requests for an extraction while the model is down, and the longest time between two, seconds. A learner that follows
-# a store does not give up.
+# Requests for an extraction while the model is down, and the shortest and longest time between two, seconds. A learner
+# that follows a store does not give up.
 TRIES: Final = 4
+FIRST_WAIT_S: Final = 1.0
 MAX_WAIT_S: Final = 300.0
 # Seconds for which a learner that was killed keeps others waiting. A live one renews its lease while a model answers.
 LEASE_S: Final = 20.0
@@ -262,6 +265,10 @@ class Learner:
                 on there.
         """
         count, is_waiting = 0, False
+        for state in State:
+            if state not in FINAL_STATES:  # those of a learner that was killed; the others are delivered
+                async for each in RunIterator(self.store, Filter(agent=self.name, state=state)):
+                    await self._drop_orphan(each.id, each.parent)
         while True:
             try:
                 async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
@@ -378,7 +385,10 @@ class Learner:
         await self._agent.model.aclose()
 
     async def _learn(self, delivery: Delivery, tries: float) -> int:
-        if delivery.header.parent is not None or is_extraction(delivery.header):
+        if is_extraction(delivery.header):
+            await self._drop_orphan(delivery.run_id, delivery.header.parent)
+            return 0
+        if delivery.header.parent is not None:
             return 0
         try:
             count = await self._learn_run(delivery.run_id, tries)
@@ -388,6 +398,16 @@ class Learner:
             owner = self.memory.for_(user=delivery.header.user or "", tenant=delivery.header.tenant or "")
             await owner.expire(self.expiry, by=self.name)
         return count
+
+    async def _drop_orphan(self, extraction_id: str, parent: str | None) -> None:
+        """Delete the extraction of a run that was deleted while it was made: its prompt has the words of that run."""
+        if parent is None or extraction_id != name_extraction(parent):  # one of `add`, whose conversation is no run
+            return
+        try:
+            await read_header(self.store, parent)
+        except RunNotFoundError:
+            with suppress(RunNotFoundError, ConflictError):
+                await self.store.delete(extraction_id)
 
     async def _find(self, name: str) -> Run[Any] | None:
         """Return the extraction of that name; None if there is none."""
@@ -402,7 +422,7 @@ class Learner:
         Raises:
             ModelUnavailableError: if the model was down at each try.
         """
-        attempt, wait_s = 1, 1.0
+        attempt, wait_s = 1, FIRST_WAIT_S
         while True:
             try:
                 return await self._finish(run, name, before)
@@ -418,6 +438,8 @@ class Learner:
         if extraction is None:
             held = is_untrusted(run) and not self.trusts(run)
             known = await self._find_known(run)
+            if name == run.id:  # a run of the store, which may have been deleted meanwhile
+                await read_header(self.store, run.id)
             begun = self._agent.start(
                 describe_run(run, known, before),
                 id=extraction_id,

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -41,6 +41,7 @@ from agentfsm.core.validation import (
 )
 from agentfsm.core.value import Value
 from agentfsm.core.window_layers import WindowDemand, share_window
+from agentfsm.engine.execution.answer_cache import delete_answers
 from agentfsm.journal.load import load_run, read_header
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.memory.documents import (
@@ -1195,7 +1196,9 @@ class Memory(RunMemory):
         return count
 
     async def _delete_runs(self, store: Store) -> int:
-        """Delete the runs of the user, and return their number. The newest first: one may continue an earlier one.
+        """Delete the runs of the user, and their answers in the answer cache, and return the number of the runs.
+
+        The newest is the first: one may continue an earlier one.
 
         They are deleted before the items, so that none of them teaches a learner new items afterwards.
         """
@@ -1205,6 +1208,8 @@ class Memory(RunMemory):
         if (driven := next((each.id for each in mine if each.driven), None)) is not None:
             raise ConflictError(f"run {driven!r} is being driven: cancel it or wait for it; nothing was deleted")
         count = 0
+        with suppress(MisuseError):  # a store without records has no answers
+            await delete_answers(store, {each.id for each in mine})
         for each in mine:
             try:
                 await store.delete(each.id)

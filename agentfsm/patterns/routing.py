@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import attrs
 
 from agentfsm.agents.agent import Agent
-from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, ModelRetry
 from agentfsm.core.events import Action, Verdict
+from agentfsm.core.header import Header
+from agentfsm.core.labels import join_labels
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AssistantMessage
@@ -24,7 +26,10 @@ from agentfsm.core.validation import FUNCTION, NAME, SHARE, ValueRule
 from agentfsm.core.value import Value
 from agentfsm.ports.model import to_mutable_json
 from agentfsm.ports.policies import Judge
+from agentfsm.ports.store import Filter
 from agentfsm.prompts import Refuse, wilson_interval
+from agentfsm.prompts.resolution import Instructions, find_source
+from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 # Confidence below which a route is not taken: document F, 3.1.
 THRESHOLD: Final = 0.6
+# Fields of an agent by which a request of it shows more than its tools and its history.
+_VIEW: Final = ("instructions", "reminder", "memory", "guards", "store")
 # Bins of the reliability curve.
 _BINS: Final = 5
 
@@ -110,16 +117,30 @@ def _build_agent(router: IntentRouter) -> Agent[Any]:
         fields.append(("tool_input", dict[str, Any], field(default_factory=dict)))
     choice = make_dataclass("Choice", fields)
     lines = "\n".join(f"- {name}: {_describe(to)}" for name, to in router.routes.items())
-    options = {"limits": Limits(answer_retries=1), **router.options}
+    view: dict[str, Any] = {} if router.view_of is None else {each: getattr(router.view_of, each) for each in _VIEW}
+    options = {"limits": Limits(answer_retries=1), **view, **router.options}
+    told = _INSTRUCTIONS.format(routes=lines) + (_INPUT_INSTRUCTIONS if takes_input else "")
     check = partial(_check_input, router.routes, router.threshold)
     return Agent(
         router.model,
         name=router.name,
-        instructions=_INSTRUCTIONS.format(routes=lines) + (_INPUT_INSTRUCTIONS if takes_input else ""),
+        instructions=_append(options.pop("instructions", ""), told),
         output_type=choice,
         output_validators=(*options.pop("output_validators", ()), *([check] if takes_input else [])),
         **{"reflector": _Threshold(router.threshold, tuple(router.routes), compile_type(choice)), **options},
     )
+
+
+def _append(instructions: Instructions, text: str) -> Instructions:
+    """Return the instructions with a text behind them."""
+    if isinstance(instructions, str):
+        return f"{instructions}\n\n{text}" if instructions else text
+    source = find_source("instructions", instructions)
+
+    async def read(ctx: RunContext[Any], header: Header) -> str:
+        return f"{await source.read_with(header, ctx)}\n\n{text}"
+
+    return read
 
 
 def _describe(to: str | Tool[..., Any]) -> str:
@@ -171,6 +192,7 @@ class IntentRouter(Value):
         threshold: Confidence from which a route is taken.
         fallback: Name of the route for requests for which the model gives no reply that fits.
         name: Name of the agent that asks the model.
+        view_of: Agent whose view the model has, too; None for the request alone.
         options: Further fields of that agent, such as its store.
 
     Raises:
@@ -197,9 +219,16 @@ class IntentRouter(Value):
     name: str = attrs.field(default="router", validator=NAME)
     """Name of the agent that asks the model."""
 
+    view_of: Agent[Any] | None = attrs.field(default=None, validator=AGENT.or_none())
+    """Agent that serves the requests. The model then has its instructions, its reminder, its guards, and what its
+    memory has of the user, and the runs are in its store. Its tools are left out: what can be picked are the routes.
+    None: the model sees the request alone.
+    """
+
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further fields of that agent, such as its store, its limits and its settings. Default of its limits:
-    `Limits(answer_retries=1)`, so that a reply that does not fit is sent back once.
+    """Further fields of the agent that asks, such as its store, its limits and its settings; its instructions stand
+    before those of the router. Default of its limits: `Limits(answer_retries=1)`, so that a reply that does not fit is
+    sent back once.
     """
 
     agent: Agent[Any] = attrs.field(
@@ -213,11 +242,12 @@ class IntentRouter(Value):
         if self.fallback is not None and self.fallback not in self.routes:
             raise MisuseError(f"IntentRouter(fallback={self.fallback!r}): give one of {', '.join(self.routes)}")
 
-    async def route(self, text: str, **start: Any) -> Route | Ask | Refuse:
+    async def route(self, text: str, *, session: str = "", **start: Any) -> Route | Ask | Refuse:
         """Pick the route of a text.
 
         Args:
             text: The request of a user. It reaches the model as data.
+            session: Session whose messages the model reads before the request. The question is no part of it.
             **start: Options of `Agent.start` for the run in which the model is asked.
 
         Returns:
@@ -227,6 +257,7 @@ class IntentRouter(Value):
 
         Raises:
             MisuseError: if a rule returns the name of an unknown route.
+            ConflictError: if the session has a run that is not over.
             RunError: if the model cannot be asked, or another limit stops the run.
         """
         for rule in self.rules:
@@ -235,6 +266,11 @@ class IntentRouter(Value):
                     names = ", ".join(self.routes)
                     raise MisuseError(f"a rule of {self.name!r} returned {name!r}: return one of {names}")
                 return Route(name=name)
+        if session and (found := await self.agent.runs.list(Filter(session=session), limit=1)):
+            newest = await self.agent.runs.load(found[0].id)
+            if not newest.is_over:
+                raise ConflictError(f"run {newest.id!r} of session {session!r} is not over: end it first")
+            start |= {"messages": newest.messages, "labels": join_labels(newest.labels, start.get("labels", ()))}
         return self._read_pick(await self.agent.run(text, **start))
 
     async def answer(self, run_id: str, text: str) -> Route | Ask | Refuse:

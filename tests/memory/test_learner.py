@@ -5,12 +5,12 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Runs, tool
+from agentfsm import Agent, AnswerCache, Limits, MisuseError, ModelUnavailableError, RunError, Runs, tool
 from agentfsm.core.run_ids import DerivedId
 from agentfsm.memory import Expiry, Learner, Memory
 from agentfsm.models import from_openai
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 LEARNED = json.dumps(
     {
@@ -429,6 +429,111 @@ async def test_conversations_that_cannot_be_read(memory, messages, options, told
     memory.model = ScriptedModel()
     with pytest.raises(MisuseError, match=told):
         await memory.add(messages, **options)
+
+
+async def test_of_a_conversation_that_grows_the_rest_is_read(memory):
+    """Beside what was said before, and in its session. The same one with other labels is another one."""
+    more = [*CONVERSATION, {"role": "user", "content": "I moved to Faro."}]
+    memory.model = model = ScriptedModel(LEARNED, json.dumps({"facts": []}), LEARNED)
+    await memory.add(CONVERSATION, user="ann")
+    assert await memory.add(more, user="ann") == 1
+    asked = model.requests[1].messages[0].text
+    before, record = asked.split("The record:")
+    assert "I work in Porto" in before
+    assert "I moved to Faro" in record
+    assert "I work in Porto" not in record.split("The memory:")[0]
+    assert len({item.session for item in await memory.for_(user="ann").read()}) == 1
+    assert await memory.add(CONVERSATION, user="ann", labels=["untrusted"]) == 3
+
+
+async def test_a_conversation_of_any_api(memory):
+    """Of dicts and objects the texts of both sides are read; long words of a user are read whole, in parts."""
+    parts = [{"type": "input_text", "text": "I work"}, {"type": "image"}, {"type": "input_text", "text": "in Porto"}]
+    memory.model = model = ScriptedModel(*[LEARNED] * 9)
+    await memory.add([{"role": "human", "content": parts}, {"type": "function_call", "name": "f"}], user="ann")
+    assert "user: I work in Porto\nend" in model.requests[0].messages[0].text
+    words = [f"word{number}" for number in range(9_000)]
+    await memory.add([{"role": "user", "content": " ".join(words)}], user="bob")
+    read = " ".join([request.messages[0].text.split("The record:")[1] for request in model.requests[1:]])
+    assert [each for each in words if each not in read] == []
+
+
+async def test_an_extraction_that_failed_is_asked_again(memory, store):
+    """The error says so; with a store as well, where the first one is kept."""
+    memory.model = ScriptedModel("no JSON", "none again", "and again", LEARNED)
+    with pytest.raises(RunError, match="add the conversation again"):
+        await memory.add(CONVERSATION, user="ann", store=store)
+    assert await memory.add(CONVERSATION, user="ann", store=store) == 3
+    assert [run.state async for run in Runs(store).iterate()] == ["done", "error"]
+
+
+async def test_a_learner_outlives_an_outage_of_its_model(store, memory, monkeypatch):
+    """Nothing is skipped: the extraction goes on where it was, in the next try or the next call."""
+    monkeypatch.setattr("agentfsm.memory.learner.MAX_WAIT_S", 0.0)
+    monkeypatch.setattr("agentfsm.memory.learner.FIRST_WAIT_S", 0.0)
+    await report(store)
+    downs = [2, 99]
+
+    def answer(_request):
+        downs[0] -= 1
+        if downs[0] >= 0:
+            raise ModelUnavailableError("down")
+        return LEARNED
+
+    assert await Learner(memory, FunctionModel(answer), store).run(until_idle=True) == 3
+    downs[0] = 99
+    await report(store)
+    with pytest.raises(ModelUnavailableError, match="down"):
+        await Learner(memory, FunctionModel(answer), store).run(until_idle=True)
+    downs[0] = 0
+    assert await Learner(memory, FunctionModel(answer), store).run(until_idle=True) == 3
+    assert not [run.id async for run in Runs(store).iterate() if run.state not in ("done", "error")]
+
+
+@pytest.mark.parametrize("slot", ["", "drink"])
+@pytest.mark.parametrize("action", ["none", "update", "delete"])
+async def test_what_is_forgotten_during_an_extraction_does_not_return(store, memory, action, slot):
+    """Whatever the model makes of the item that it was shown; what the user says now stays."""
+    ann = of_ann(memory)
+    item = await ann.remember("Ann likes plum tea", kind="preference", slot=slot)
+    fact = {"text": "Ann likes mint tea" if action == "update" else "", "action": action, "item": 1}
+
+    async def answer(_request):
+        await ann.forget([item.id])
+        return json.dumps({"facts": [fact]})
+
+    await report(store)
+    await Learner(memory, FunctionModel(answer), store).run(until_idle=True)
+    for _ in range(2):
+        left = [each.text for each in await ann.read(include_held=True) if each.kind != "episode"]
+        assert left == (["Ann likes mint tea"] if action == "update" else [])
+        await memory.rebuild(store)
+
+
+async def test_an_extraction_of_a_deleted_run_goes_with_it(store, memory):
+    """Also if the learner was killed meanwhile: the next one deletes it."""
+    await report(store, id="r1")
+
+    async def answer(_request):
+        await of_ann(memory).forget_all(runs="keep")
+        raise Crash
+
+    with pytest.raises(Crash):
+        await Learner(memory, FunctionModel(answer), store).learn("r1")
+    [extraction] = [run.id async for run in Runs(store).iterate() if run.parent]
+    await store.delete("r1")
+    await learn(store, memory)
+    assert [run.id async for run in Runs(store).iterate()] == []
+    assert extraction == "r1.episode"
+
+
+async def test_answers_that_are_kept_for_others_are_forgotten(store, memory):
+    """With the runs that gave them."""
+    agent = Agent(ScriptedModel("It is plum tea"), store=store, answer_cache=AnswerCache())
+    await agent.run("What do I drink?", user="ann", tenant="acme")
+    assert len(await store.list_records("answer_cache")) == 1
+    await of_ann(memory).forget_all(runs="delete", store=store)
+    assert await store.list_records("answer_cache") == ()
 
 
 async def test_a_conversation_needs_a_model(memory):

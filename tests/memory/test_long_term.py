@@ -1,6 +1,7 @@
 """The memory of a user: remember, recall, revise, forget, expire."""
 
 import json
+import math
 import random
 from datetime import UTC, datetime
 
@@ -337,6 +338,8 @@ async def test_items_go_from_one_memory_to_another(memory, tmp_path):
         ({"held": "no"}, r"items\[1\]: .*held"),
         ({"data": []}, r"items\[1\]: data is an object"),
         ({"valid_from": "today"}, r"items\[1\]: .*valid_from"),
+        ({"valid_to": math.nan}, r"items\[1\]: .*valid_to"),
+        ({"place": "abc"}, r"items\[1\]: .*place"),
         ({"labels": 7}, r"items\[1\]: .*labels"),
     ],
 )
@@ -353,6 +356,88 @@ async def test_of_a_wrong_item_nothing_is_imported(memory, tmp_path, change, tol
         await other.import_items([{"id": "x", "valid_from": 1, "recorded_at": 1}])
     assert await other.read() == []
     await other.aclose()
+
+
+async def test_an_import_takes_no_id_of_another_owner(memory):
+    """Whatever ids and times it names: what others remember under their keys is theirs, and is known from now on."""
+    mine = await memory.remember("Ann's code is 17", key="code")
+    await memory.forget([mine.id])
+    [squat] = await memory.for_(user="bob").remember_all(["Bob's code is 4"])
+    written = [{"id": each, "text": "Bob's code is 4", "valid_from": 0, "recorded_at": 4e12} for each in ("x", mine.id)]
+    assert await memory.for_(user="bob").import_items(written) == 1  # that id was forgotten
+    assert squat.recorded_at < 1e10
+    late = await memory.remember("Ann's code is 18", key="new code")
+    assert late.recorded_at < 1e10
+    assert [each.text for each in await memory.read()] == ["Ann's code is 18"]
+
+
+async def test_what_is_forgotten_leaves_nothing_that_says_the_same(memory, clock):
+    """A fact with a slot that was said twice goes whole, and so do its earlier values, which would hold again."""
+    for text in ("Ann lives in Lisbon", "Ann lives in Porto", "Ann lives in Porto."):
+        clock.time += 1
+        last = await memory.remember(text, slot="home")
+    await memory.remember("Ann drinks tea")
+    clock.time += 1
+    tea = await memory.remember("ann drinks tea")
+    assert await memory.forget([last.id]) == 3
+    assert await memory.forget([tea.id]) == 2
+    assert await memory.read() == []
+
+
+async def test_an_earlier_value_is_forgotten_alone(memory, clock):
+    """The present one stays."""
+    first = await memory.remember("Ann lives in Lisbon", slot="home")
+    clock.time += 1
+    await memory.remember("Ann lives in Porto", slot="home")
+    assert await memory.forget([first.id]) == 1
+    assert [item.text for item in await memory.read()] == ["Ann lives in Porto"]
+
+
+async def test_what_expires_brings_nothing_back(memory, clock):
+    """Neither what it has corrected, nor an earlier value of its slot."""
+    dose = await memory.remember("The dose is 500 mg", importance=0.9)
+    await memory.remember("Ann lives in Lisbon", slot="home")
+    clock.time += 1
+    await memory.revise(dose.id, text="The dose is 50 mg", importance=0.1)
+    await memory.remember("Ann lives in Porto", slot="home", importance=0.1)
+    clock.time += 100 * DAY
+    assert await memory.expire() == 4
+    assert await memory.read() == []
+
+
+async def test_only_the_owner_releases(memory):
+    """The id of another owner's item is as one that does not exist, and nothing is released."""
+    mine, other = memory.for_(user="ann"), memory.for_(user="bob")
+    items = [await each.remember("from a web page", held=True) for each in (mine, other)]
+    with pytest.raises(MisuseError, match="no item"):
+        await mine.release([each.id for each in items])
+    assert [item.held for each in (mine, other) for item in await each.read(include_held=True)] == [True, True]
+
+
+async def test_slots_are_compared_as_words(memory, clock):
+    """A model, a program and a person spell one subject in three ways."""
+    for number, slot in enumerate(("Home Town", "home_town", "home-town")):
+        clock.time += 1
+        await memory.remember(f"Ann lives in city {number}", slot=slot)
+    assert [item.text for item in await memory.read(valid_at=clock.time)] == ["Ann lives in city 2"]
+    assert len(await memory.read()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"valid_from": 5.0, "valid_to": 4.0}, "would never be true"),
+        ({"data": {"at": object()}}, "data"),
+        ({"slot": 5}, "slot"),
+    ],
+)
+async def test_what_could_not_be_found_again_is_refused(memory, arguments, told):
+    """With the name of the argument."""
+    with pytest.raises(MisuseError, match=told):
+        await memory.remember("x", **arguments)
+    with pytest.raises(MisuseError, match="list of texts"):
+        await memory.remember_all("one text")
+    assert await memory.read() == []
 
 
 async def test_items_of_all_owners_expire(memory, clock):

@@ -12,8 +12,10 @@ import psycopg
 import pytest
 
 from agentfsm import MisuseError
+from agentfsm.core.errors import LeaseLostError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Feedback, followers
+from agentfsm.ports.store import SystemClock
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore, memory
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.threaded import store as threaded
@@ -277,3 +279,28 @@ async def test_a_run_that_has_expired_is_left_out(redis_url, client):
     assert await read_new(store) == [("r2", 0, 2)]
     assert [status.lag for status in await store.followers()] == [0]
     await store.aclose()
+
+
+async def test_a_renewal_takes_no_place_back():
+    """A process that stood still while another one did its delivery is refused, though it renews its lease again."""
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    await create_finished_run(store)
+    async with store.follow("f", wait=False, lease_s=0.05) as stalled:
+        delivery = await anext(stalled)
+        async with delivery.hold():
+            clock.time += 1
+            async with store.follow("f", wait=False) as successor:
+                await (await anext(successor)).done()
+            await anyio.sleep(0.1)
+        with pytest.raises(LeaseLostError):
+            await delivery.done()
+
+
+class Clock(SystemClock):
+    """A clock that a test moves."""
+
+    time = 1_000_000.0
+
+    def now(self) -> float:
+        return self.time

@@ -7,7 +7,7 @@ in any process; then it is the answer, or a note that there is none to keep. A c
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
@@ -248,6 +248,18 @@ class AnswerClaim:
 
     def _warn(self, error: AgentError) -> None:
         self.log.warning("answer_cache_failed", error=f"{type(error).__name__}: {error}")
+
+
+async def delete_answers(store: Store, run_ids: Collection[str]) -> int:
+    """Delete the answers that these runs gave, before the runs are deleted. Return their number."""
+    count, last = 0, ""
+    while records := await store.list_records(ANSWER_KIND, after=last):
+        for record in records:
+            last = record.key
+            answer = _read_answer(record.value) if isinstance(record.value, Mapping) else None
+            if answer is not None and answer.source.run_id in run_ids:
+                count += await store.delete_record(ANSWER_KIND, record.key, revision=record.revision)
+    return count
 
 
 async def _bound(operation: Awaitable[T]) -> T:
