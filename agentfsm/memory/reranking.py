@@ -66,6 +66,11 @@ async def rerank(reranker: Reranker, query: str, found: Sequence[Found]) -> tupl
     except Exception as error:  # noqa: BLE001  a reranker may fail in any way, and the search has an order of its own
         fault = f"the reranker {reranker.name} failed: {type(error).__name__}: {error}"[:1_000]
         return [*found], getattr(error, "usage", None) or Usage(), fault
+    if not isinstance(result, Reranking):
+        raise MisuseError(
+            f"the reranker {reranker.name!r} returned {type(result).__name__}: return "
+            "agentfsm.ports.reranker.Reranking(scores=...), a score for each text"
+        )
     scores = result.scores
     if len(scores) != len(texts) or not all(map(math.isfinite, scores)):
         raise MisuseError(

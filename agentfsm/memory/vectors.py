@@ -13,7 +13,7 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import require_members
 from agentfsm.core.value import Value
-from agentfsm.ports.embedder import Embedder
+from agentfsm.ports.embedder import Embedder, Embeddings
 from agentfsm.ports.memory_items import ItemFilter, ItemMatch, MemoryIndex, VectorIndex
 from agentfsm.streaming.detached_task import DetachedTask, cut_off_owned
 
@@ -158,6 +158,11 @@ class ItemVectors:
         except ModelError as error:
             self.usage += error.usage or Usage()
             raise
+        if not isinstance(found, Embeddings):
+            raise MisuseError(
+                f"the embedder {self.embedder.name!r} returned {type(found).__name__}: return "
+                "agentfsm.ports.embedder.Embeddings(vectors=...), a tuple of numbers for each text"
+            )
         self.usage += found.usage
         dims = {len(vector) for vector in found.vectors}
         if len(found.vectors) != len(texts) or dims != {self.embedder.dims}:

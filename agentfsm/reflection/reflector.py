@@ -196,6 +196,7 @@ async def _ask_judge(
 
 def _parse_score(name: str, found: Mapping[str, Any]) -> Score:
     score = found["score"]
+    score = int(score) if score in (*"12345", 1.0, 2.0, 3.0, 4.0, 5.0) and type(score) is not bool else score
     if type(score) is not int or not 1 <= score <= 5:
         raise ValueError(f"{name} has the score {score!r}")
     return Score(criterion=name, score=score, reason=str(found.get("reason") or ""))

@@ -27,6 +27,8 @@ import pytest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label
 from agentfsm.ports.memory_items import (
+    FOLLOWS,
+    IMPORTED_ID,
     ItemFilter,
     ItemKind,
     ItemSource,
@@ -298,6 +300,24 @@ class MemoryIndexConformance:
         await index.forget_namespace(ANN, at=300.0, by="", reason="")
         assert [*await index.add([build_item("c", "secret"), attrs.evolve(second, replaces="c")])] == []
         assert await self.search(index, "secret") == []
+
+    async def test_words_that_are_forgotten_return_in_no_other_item(self, index: MemoryIndex) -> None:
+        """Neither one that confirms the item, nor one that confirms that; without `with_words` they may."""
+        await index.add([build_item("a", "secret"), build_item("b", "open")])
+        await index.forget(["a"], at=300.0, by="", reason="", with_words=True)
+        await index.forget(["b"], at=300.0, by="", reason="")
+        again = build_item("a2", "secret", data={FOLLOWS: "a"}, recorded_at=301.0)
+        added = await index.add([again, build_item("b2", "open", data={FOLLOWS: "b"}, recorded_at=301.0)])
+        assert [item.id for item in added] == ["b2"]
+        last = build_item("a3", "secret", data={FOLLOWS: "a2"}, recorded_at=302.0)
+        assert [*await index.add([last, build_item("x", "secret", data={IMPORTED_ID: "a"})])] == []
+
+    async def test_items_that_were_corrected_are_read_on_request(self, index: MemoryIndex) -> None:
+        """Beside those that took their place."""
+        await index.add([build_item("a", "old"), build_item("a2", "new", replaces="a")])
+        where = ItemFilter(namespaces=(ANN,), include_replaced=True)
+        assert [item.id for item in await index.read(where)] == ["a", "a2"]
+        assert [item.id for item in await index.read(OF_ANN)] == ["a2"]
 
     async def test_the_index_of_words_is_built_again(self, index: MemoryIndex) -> None:
         """From the items, which are found as before; what was forgotten is not."""

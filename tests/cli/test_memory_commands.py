@@ -56,6 +56,8 @@ def test_runs_are_learned_from(kept):
     assert kept("memory", "learn", "lessons:learner", "--until-idle") == "learned 2 items\n"
     assert "as follower 'memory'" in kept.err
     assert "Ann has a cat" in kept("memory", "search", "cat", "--user", "ann")
+    kept("memory", "learn", "lessons:learner", "--store", "other.db", code=2)
+    assert "takes no --store" in kept.err
     kept("memory", "learn", "lessons:memory", code=2)
     assert "is not a Learner, but of type Memory: name a Learner" in kept.err
 
@@ -145,7 +147,10 @@ def test_items_are_exported_and_imported(kept):
     told = kept("memory", "import", "ann.json", "--user", "ann", "--memory", "copies/new.db")
     assert told == f"imported {count} items\n"
     copied = json.loads(kept("memory", "export", "--user", "ann", "--memory", "copies/new.db", "--json"))
-    assert [{**each, "source": None} for each in json.loads(exported)["items"]] == copied["items"]
+    theirs = {each["data"].pop("imported_id"): each for each in copied["items"]}
+    assert theirs == {
+        each["id"]: {**each, "id": theirs[each["id"]]["id"], "source": None} for each in json.loads(exported)["items"]
+    }
     (kept.folder / "other.json").write_text('{"runs": []}')
     kept("memory", "import", "other.json", code=2)
     assert "agentfsm memory export --json" in kept.err

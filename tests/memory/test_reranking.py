@@ -61,6 +61,17 @@ async def test_a_wrong_number_of_scores_is_refused(memory):
         await memory.for_(user="ann").recall("green tea")
 
 
+async def test_a_reranker_of_another_form_is_refused(memory, monkeypatch):
+    """The error says what to return."""
+
+    async def rerank(_query, texts):
+        return [1.0 for _ in texts]
+
+    monkeypatch.setattr(memory.reranker, "rerank", rerank)
+    with pytest.raises(MisuseError, match=r"returned list: return .*Reranking\(scores="):
+        await memory.for_(user="ann").recall("green tea")
+
+
 async def test_terms_are_scored():
     """Words in the order of the query are better than the same words elsewhere."""
     texts = ["tea that is not green", "a cup of green tea", "coffee"]

@@ -98,6 +98,17 @@ async def test_reindex_embeds_all_items_again(memory):
     assert (await other.recall("text"))[0].why["vector"] == 1
 
 
+async def test_an_embedder_of_another_form_is_refused(memory, monkeypatch):
+    """The error says what to return."""
+
+    async def embed(texts):
+        return [[1.0] for _ in texts]
+
+    monkeypatch.setattr(memory.embedder, "embed", embed)
+    with pytest.raises(MisuseError, match=r"returned list: return .*Embeddings\(vectors="):
+        await memory.for_(user="ann").remember("green tea")
+
+
 async def test_the_search_by_words_goes_on_without_the_embedder(memory):
     """Items are kept and found while the embedder is down, and embedded with the next one."""
     memory.embedder.fault = OSError("away")

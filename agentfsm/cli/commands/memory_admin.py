@@ -156,6 +156,8 @@ def learn(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Learn from the ended runs of the learner's store until a signal arrives, or until all are read."""
     from agentfsm.memory.learner import Learner  # noqa: PLC0415  brings sqlite3
 
+    if args.store is not None:
+        raise MisuseError("memory learn takes no --store: a Learner has a store of its own")
     learner: Learner = load_target(args.learner, Learner)
     terminal.err(f"learning from ended runs as follower {learner.name!r}; stop with Ctrl-C")
     count = None
