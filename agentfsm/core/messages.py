@@ -19,7 +19,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.text_safety import fence_with
-from agentfsm.core.usage import AgentCost, Spending, Usage
+from agentfsm.core.usage import AgentCost, CacheReport, Spending, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value, cached
 
@@ -446,6 +446,9 @@ class AssistantMessage(_ReplyCache):
 
     paused: bool = False
     """Whether the provider paused the reply in the middle, to be continued by the next request."""
+
+    cache_report: CacheReport | None = attrs.field(default=None, repr=False)
+    """What the provider says about its prompt cache; None if it was not asked."""
 
     @cached
     def signature(self) -> tuple[tuple[str, str], ...]:

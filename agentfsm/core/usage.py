@@ -139,6 +139,31 @@ class Usage(Value):
 
 
 @attrs.frozen(kw_only=True)
+class CacheReport(Value):
+    """What a provider says about one reply and its prompt cache, if its model has `cache_diagnostics=True`."""
+
+    provider: str
+    """Name of the provider, as in `NativeReply.provider`."""
+
+    response_id: str
+    """Id of the reply at the provider, which compares the next request with it."""
+
+    reason: str = ""
+    """Why the request could not reuse the beginning of the one before, in the provider's word, such as "tools_changed";
+    or why it does not tell, such as "unavailable", or "pending" while it compares. Empty: it has found no difference,
+    or there was no request before.
+    """
+
+    missed_tokens: int = 0
+    """Tokens behind the first difference, by the provider's estimate; 0 if it gives none."""
+
+    @property
+    def names_cause(self) -> bool:
+        """Whether the reason is a change of the request, and not that the provider does not know."""
+        return self.reason.endswith(("_changed", "_compacted"))
+
+
+@attrs.frozen(kw_only=True)
 class Spending(Value):
     """Usage for one purpose."""
 

@@ -121,6 +121,7 @@ def _receive(
         thinking=received.thinking,
         hosted=received.hosted,
         paused=not calls and received.is_paused,
+        cache_report=reply.cache_report,
     )
     facts: dict[str, Any] = {
         "message": message,

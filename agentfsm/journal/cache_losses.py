@@ -25,13 +25,21 @@ class CacheLoss(Value):
     """Turn of the request, from 1."""
 
     cause: str
-    """What had changed since the request before, in words."""
+    """What had changed since the request before, in words; empty if only the provider knows it."""
 
     at: float
     """Time of its reply, seconds since 1970."""
 
     tokens: int
     """Tokens that were read anew, by the provider's count."""
+
+    reported: str = ""
+    """Reason that the provider gives, in its word (`CacheReport.reason`); empty if it gives none or was not asked."""
+
+    @property
+    def reason(self) -> str:
+        """The cause, and what the provider says, in words."""
+        return "; ".join(filter(None, (self.cause, self.reported and f"the provider says {self.reported}")))
 
 
 def list_cache_losses(events: Iterable[e.Event]) -> Iterator[CacheLoss]:
@@ -65,8 +73,11 @@ def list_cache_losses(events: Iterable[e.Event]) -> Iterator[CacheLoss]:
                 if before is not None and has_cache:
                     lost = min(before[1].input_tokens, usage.input_tokens) - usage.cached_tokens
                     cause = "; ".join(dict.fromkeys(causes)) or _find_cause(before[0], event)
-                    if cause and lost >= MIN_LOST_TOKENS:
-                        yield CacheLoss(turn=turn, cause=cause, at=event.at, tokens=lost)
+                    report = None if isinstance(event, e.ModelFaltered) else event.message.cache_report
+                    is_known = cause or (report is not None and report.names_cause)
+                    if is_known and lost >= MIN_LOST_TOKENS:
+                        said = "" if report is None else report.reason
+                        yield CacheLoss(turn=turn, cause=cause, at=event.at, tokens=lost, reported=said)
                 causes, before = [], (event, usage)
 
 

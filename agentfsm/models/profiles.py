@@ -71,6 +71,9 @@ class ModelProfile(Value):
     combines_tools: bool = True
     """Whether a request may have the provider's own tools beside those of the agent or a schema. Default True."""
 
+    explains_cache: bool = False
+    """Whether the provider tells why its prompt cache was missed, if a request names the reply before. Default False."""
+
     signs_calls: bool = False
     """Whether the provider signs calls, and a history needs a mark in place of a signature that is missing. Default
     False.
@@ -156,6 +159,7 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
         "thinking": Thinking.ADAPTIVE,
         "efforts": _ALL,
         "binds_thinking": True,
+        "explains_cache": True,
         "reads_family": "claude",
         "source": _ANTHROPIC,
     },
@@ -218,8 +222,8 @@ _ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt-5.4-mini*": {"window_tokens": 400_000},
     "gpt-5.4-nano*": {"window_tokens": 400_000},
     "gpt-5.5*": {"window_tokens": 1_000_000},
-    "gpt-5.6*": {"window_tokens": 1_050_000},
-    "gpt-6*": {"window_tokens": 1_050_000, "limits_thinking": True, "source": _OPENAI},
+    "gpt-5.6*": {"window_tokens": 1_050_000, "explains_cache": True},  # older ones refuse `prompt_cache_options`
+    "gpt-6*": {"window_tokens": 1_050_000, "limits_thinking": True, "explains_cache": True, "source": _OPENAI},
     "gpt-oss*": {"window_tokens": 131_072, "source": _LIST},
     "o[134]*": {"window_tokens": 200_000, "has_sampling": False, "limits_thinking": True, "source": _OPENAI},
     "o1-mini*": {"window_tokens": 128_000},

@@ -26,7 +26,9 @@ import httpx2  # the HTTP client of both SDKs, which raise its errors
 
 from agentfsm._lib.retry_after import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import AgentError, ClosedError, MisuseError, ModelError
-from agentfsm.core.validation import STRING, require_type, shorten_repr
+from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.usage import Purpose
+from agentfsm.core.validation import BOOL, STRING, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.adapter import MODEL_NAME, AdapterModel
@@ -113,6 +115,8 @@ class SDKModel(AdapterModel[SDKConnection]):
         price: Price of the model, or a table of prices by prefixes of models' names. None, or a table without the
             model: the public list of genai-prices, if that package is installed.
         profile: Abilities of the model. None: those of its family.
+        cache_diagnostics: Whether the provider is asked why its prompt cache was missed. Only its own service is asked,
+            and only for models with `ModelProfile.explains_cache`.
 
     Raises:
         MisuseError: if an argument is invalid.
@@ -138,7 +142,9 @@ class SDKModel(AdapterModel[SDKConnection]):
         window_tokens: int | None = None,
         price: Prices | None = None,
         profile: ModelProfile | None = None,
+        cache_diagnostics: bool = False,
     ) -> None:
+        BOOL.check(type(self).__name__, "cache_diagnostics", cache_diagnostics)
         url = parse_base_url(base_url)
         headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
         self.host: str = url.host
@@ -152,6 +158,8 @@ class SDKModel(AdapterModel[SDKConnection]):
             price=price,
             profile=profile,
         )
+        is_official = self._address == self.official_host
+        self._reports_cache: bool = cache_diagnostics and is_official and self.profile.explains_cache
         self._http_client = http_client
         self._is_client_shared = http_client is not None
         self._client_options: dict[str, Any] = {
@@ -171,6 +179,18 @@ class SDKModel(AdapterModel[SDKConnection]):
         Many servers speak each API, and a server refuses reasoning that another has signed.
         """
         return self.provider if self._address == self.official_host else f"{self.provider} of {self._address}"
+
+    def _find_compared_id(self, request: Request) -> str | None:
+        """Return the id of the reply that the provider compares a request with; "" for none, None not to ask.
+
+        It is the newest of this provider in the history, also if a compaction has taken it out of the request. Side
+        requests have other beginnings.
+        """
+        if not self._reports_cache or request.purpose not in (Purpose.TURN, Purpose.LAST_ANSWER):
+            return None
+        history = request.messages if request.run is None else request.run.messages
+        reports = (each.cache_report for each in reversed(history) if isinstance(each, AssistantMessage))
+        return next((each.response_id for each in reports if each and each.provider == self._provider_id), "")
 
     # Methods of each provider
 

@@ -16,7 +16,7 @@ from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
 from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
-from agentfsm.core.usage import Purpose, TierChoice, Usage
+from agentfsm.core.usage import CacheReport, Purpose, TierChoice, Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
 
@@ -240,6 +240,9 @@ class Reply(Value):
     """A request of the provider to the caller that agentfsm cannot answer, such as for an approval, as a sentence that
     ends with the remedy. The run records the reply and ends with this message. Empty: none.
     """
+
+    cache_report: CacheReport | None = None
+    """What the provider says about its prompt cache, for the journal and the next request; None if it was not asked."""
 
     @property
     def is_empty(self) -> bool:
@@ -487,6 +490,7 @@ _REPLY_FIELDS: Final[FieldRules] = {
     "tier": (TierChoice | None, "a TierChoice, or None"),
     "hosted": (HostedContent | None, "a HostedContent, or None"),
     "unanswered": (str, "a sentence, or ''"),
+    "cache_report": (CacheReport | None, "a CacheReport, or None"),
 }
 _NATIVE_FIELDS: Final[FieldRules] = {"provider": (str, "a string"), "content": (str, "the JSON text")}
 _CALL_FIELDS: Final[FieldRules] = {

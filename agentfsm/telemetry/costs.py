@@ -93,6 +93,9 @@ class CostReport(Value):
     `list_cache_losses` has the causes.
     """
 
+    lost_as_reported: Mapping[str, int] = attrs.field(factory=dict)
+    """Part of these by the reason that the provider gives, in its word."""
+
     @property
     def usd(self) -> float:
         """US dollars of all rows whose price was known."""
@@ -172,6 +175,7 @@ async def read_costs(
     COUNT.or_none().check("read_costs", "limit", limit)
     zone, until = load_zone(tz), await store.now()
     sums: dict[str, _CostSum] = {}
+    reported: dict[str, int] = {}
     total, read, runs, first, oldest, is_whole, lost = Usage(), 0, 0, until, until, True, 0
     async for summary in RunIterator(store, where):
         oldest = summary.created_at
@@ -185,7 +189,11 @@ async def read_costs(
         if (stored := await _read_journal(store, summary.id)) is None:
             continue
         own = stored.events[stored.header.forked_at :]
-        lost += sum([each.tokens for each in list_cache_losses(own) if since is None or each.at >= since])
+        for loss in list_cache_losses(own):
+            if since is None or loss.at >= since:
+                lost += loss.tokens
+                if loss.reported:
+                    reported[loss.reported] = reported.get(loss.reported, 0) + loss.tokens
         for at, header, purpose, model, usage in _iter_costs(stored):
             if since is not None and at < since:
                 continue
@@ -208,6 +216,7 @@ async def read_costs(
         runs=runs,
         is_whole=is_whole,
         lost_tokens=lost,
+        lost_as_reported=reported,
     )
 
 
@@ -305,6 +314,7 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
         "total": {"usd": report.usd, "runs": report.runs} | _count_tokens(report.total),
         "is_whole": report.is_whole,
         "lost_tokens": report.lost_tokens,
+        "lost_as_reported": dict(report.lost_as_reported),
         "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd},
         "windows": [
             attrs.asdict(each) | {"name": each.window.describe(), "resets": each.window.format_end()}

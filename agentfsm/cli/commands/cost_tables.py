@@ -86,7 +86,8 @@ def _list_rows(report: CostReport) -> Iterator[str]:
         yield f"and {format_count(more, 'more row')}; --json has all"
     if report.lost_tokens:
         lost = f"{report.lost_tokens:,} tokens of input were read anew that the provider had had in its prompt cache"
-        yield f"\n{lost}; `agentfsm show` has the causes"
+        said = ", ".join([f"{reason} {tokens:,}" for reason, tokens in report.lost_as_reported.items()])
+        yield f"\n{lost}{said and f' (the provider says: {said})'}; `agentfsm show` has the causes"
 
 
 def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:

@@ -460,7 +460,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
         yield f"         {purpose}: {_format_usage(usage, ())}"
     for loss in list_cache_losses(events):
         lost = f"{loss.tokens:,} tokens that the provider had in its prompt cache were read anew"
-        yield f"cache    {one_line(f'turn {loss.turn}: {lost}, because {loss.cause}', NOTE_CHARS)}"
+        yield f"cache    {one_line(f'turn {loss.turn}: {lost}, because {loss.reason}', NOTE_CHARS)}"
     yield from _format_tiers(events)
     yield from (f"memory   {_format_recall(event)}" for event in events if isinstance(event, Recalled))
     for label in join_labels(run.labels):

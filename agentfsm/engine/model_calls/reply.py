@@ -83,6 +83,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.hosted is not None
         or reply.tier is not None
         or reply.unanswered != ""
+        or reply.cache_report is not None
     ):
         check_reply(f"{type(model).__name__}.reply", reply)
     if reply.usage is not None:
@@ -183,19 +184,27 @@ _TOKEN_FIELDS: Final = (
 def _check_usage(model: Model, said: str, usage: Usage) -> None:
     """Validate a usage before it is added to the run's: a negative count would refund the run's spending."""
     # This runs in each turn, so the usual case returns without a call.
-    if usage.__class__ is Usage and usage.cost_usd is None:
-        for tokens in (
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cached_tokens,
-            usage.cache_write_tokens,
-            usage.cache_write_1h_tokens,
-            usage.reasoning_tokens,
-        ):
-            if tokens.__class__ is not int or tokens < 0:
-                break
-        else:
-            return
+    if (
+        usage.__class__ is Usage
+        and usage.cost_usd is None
+        and usage.input_tokens.__class__
+        is usage.output_tokens.__class__
+        is usage.cached_tokens.__class__
+        is usage.cache_write_tokens.__class__
+        is usage.cache_write_1h_tokens.__class__
+        is usage.reasoning_tokens.__class__
+        is int
+        and (  # one that is negative makes the whole negative
+            usage.input_tokens
+            | usage.output_tokens
+            | usage.cached_tokens
+            | usage.cache_write_tokens
+            | usage.cache_write_1h_tokens
+            | usage.reasoning_tokens
+        )
+        >= 0
+    ):
+        return
     action = f"{type(model).__name__}.reply {said}"
     if not isinstance(usage, Usage):
         give = "Usage(input_tokens=..., output_tokens=...), or None if the usage is unknown"

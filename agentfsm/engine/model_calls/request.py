@@ -261,11 +261,11 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
                 ledger.calibrate(usage.input_tokens)
         before, ledger.answered = ledger.answered, (prepared.view.fixed, usage.input_tokens)
         if before is not None and before[0] is not prepared.view.fixed and not ledger.has_logged_loss:
-            _log_cache_loss(prepared, usage, *before)
+            _log_cache_loss(prepared, reply, usage, *before)
     return price_usage(drive, drive.config.model, usage)
 
 
-def _log_cache_loss(prepared: PreparedRequest, usage: Usage, before: FixedParts, tokens: int) -> None:
+def _log_cache_loss(prepared: PreparedRequest, reply: Reply, usage: Usage, before: FixedParts, tokens: int) -> None:
     """Log that a run has changed the beginning of its requests, if the provider had to read them anew for it.
 
     A compaction has a log record of its own, and `list_cache_losses` finds all losses in the journal.
@@ -278,7 +278,8 @@ def _log_cache_loss(prepared: PreparedRequest, usage: Usage, before: FixedParts,
     known = {part.prefix for part in before.parts}
     cause = next((part.source for part in parts if part.prefix not in known), parts[-1].source)
     prepared.execution.ledger.has_logged_loss = True
-    journal.log.warning("prompt_cache_lost", turn=prepared.effect.turn, changed=str(cause), tokens=lost)
+    told = {} if reply.cache_report is None else {"reported": reply.cache_report.reason}
+    journal.log.warning("prompt_cache_lost", turn=prepared.effect.turn, changed=str(cause), tokens=lost, **told)
 
 
 def _is_of_one_request(reply: Reply, usage: Usage) -> bool:

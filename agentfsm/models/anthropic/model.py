@@ -112,6 +112,8 @@ class Anthropic(SDKModel):
             cache costs a quarter more and reading from it a tenth, so it pays from the second turn on. True: for 5
             minutes; in a few requests of a conversation that has stood still for longer than that, for an hour, at
             Anthropic itself. "5m" or "1h": always that long; writing for an hour costs twice as much as other input.
+        cache_diagnostics: Whether Anthropic is asked why its prompt cache was missed, for the journal. It then keeps
+            hashes of each turn's request for a short time. Other servers are not asked. Default False.
 
     Raises:
         MisuseError: if there is no key for Anthropic, or an argument is invalid.
@@ -153,6 +155,7 @@ class Anthropic(SDKModel):
         price: Price | None = None,
         profile: ModelProfile | None = None,
         cache: bool | Literal["5m", "1h"] = True,
+        cache_diagnostics: bool = False,
     ) -> None:
         check_arguments(
             type(self).__name__,
@@ -175,6 +178,7 @@ class Anthropic(SDKModel):
             window_tokens=window_tokens,
             price=price,
             profile=profile,
+            cache_diagnostics=cache_diagnostics,
         )
         self.cache: bool | Literal["5m", "1h"] = cache
         self._digests = wire.PrefixDigests(partial(wire.list_wire_messages, self._provider_id, self.unsupported_part))
@@ -220,6 +224,7 @@ class Anthropic(SDKModel):
             provider=self._provider_id,
             api_version=self._api_version,
             profile=self.profile,
+            compared_id=self._find_compared_id(request),
         )
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
@@ -236,13 +241,13 @@ class Anthropic(SDKModel):
         return reply if reply.native is None else attrs.evolve(reply, native=attrs.evolve(reply.native, prefix=prefix))
 
     def _decode(self, data: bytes) -> Reply:
-        return wire.decode(data, provider=self._provider_id)
+        return wire.decode(data, provider=self._provider_id, reports_cache=self._reports_cache)
 
     def _read_billed_usage(self, data: bytes) -> Usage | None:
         return read_billed_usage(data, wire.read_usage)
 
     def _make_assembler(self) -> StreamAssembler:
-        return wire.AnthropicStreamAssembler(provider=self._provider_id)
+        return wire.AnthropicStreamAssembler(provider=self._provider_id, reports_cache=self._reports_cache)
 
     def _describe_error(self, error: Exception) -> t.ProviderFailure:
         match error:

@@ -50,7 +50,7 @@ from agentfsm.core.messages import (
     read_inline_data,
     replace_surrogates,
 )
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import CacheReport, Usage
 from agentfsm.models.anthropic.hosted_blocks import encode_hosted_tools, hosted_fields, read_hosted
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.profiles import DEFAULT_PROFILE, ModelProfile, Thinking
@@ -135,6 +135,7 @@ def encode(
     provider: str = PROVIDER,
     api_version: str = "",
     profile: ModelProfile = DEFAULT_PROFILE,
+    compared_id: str | None = None,
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out, except the limit of the answer.
 
@@ -147,6 +148,8 @@ def encode(
         provider: Server of the request, as in `decode`.
         api_version: Version of Anthropic's API, such as "2026-10-21"; empty for other servers.
         profile: Abilities of the model.
+        compared_id: Id of the reply whose request the provider compares with this one, to tell why its prompt cache was
+            missed; "" if there is none yet, None not to ask.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -156,6 +159,7 @@ def encode(
     try:
         fields = (
             {"model": model}
+            | ({} if compared_id is None else {"diagnostics": {"previous_message_id": compared_id or None}})
             | hosted_fields(request, provider)
             | _setting_fields(request, api_version, profile.thinking)
         )
@@ -560,12 +564,13 @@ _DELTA_FIELDS: Final = {
 }
 
 
-def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
+def decode(data: bytes, *, provider: str = PROVIDER, reports_cache: bool = False) -> Reply:
     """Decode a reply that was not streamed.
 
     Args:
         data: The body.
         provider: The reply's `NativeReply.provider`.
+        reports_cache: Whether the reply tells of the provider's prompt cache.
 
     Raises:
         WireFormatError: if it is not a message.
@@ -589,6 +594,7 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
         provider=provider,
         container=container,
         served_model=read_served_model(answer),
+        cache_report=_read_cache_report(answer, provider) if reports_cache else None,
     )
 
 
@@ -601,6 +607,7 @@ def _build_reply(
     provider: str,
     container: str,
     served_model: str,
+    cache_report: CacheReport | None,
 ) -> Reply:
     text = "".join(block.text for block in blocks)
     calls = tuple(block.to_proposed_call() for block in blocks if block.kind == "tool_use")
@@ -622,12 +629,28 @@ def _build_reply(
         thinking="\n\n".join([block.thinking for block in blocks if block.thinking]),
         hosted=hosted,
         served_model=served_model,
+        cache_report=cache_report,
     )
 
 
 def _read_container(source: object) -> str:
     """Return the id of the container in which code was run; empty if there is none."""
     return read_field(read_field(source, "container", dict, {}), "id", str, "")
+
+
+def _read_cache_report(message: object, provider: str) -> CacheReport | None:
+    """Return what a message tells of the prompt cache; None if it is malformed, which does not fail the reply."""
+    try:
+        told = read_field(message, "diagnostics", dict, {})
+        why = read_field(told, "cache_miss_reason", dict, {})
+        return CacheReport(
+            provider=provider,
+            response_id=read_field(message, "id", str, ""),
+            reason=read_field(why, "type", str, "") or ("pending" if told else ""),
+            missed_tokens=read_token_count(why, "cache_missed_input_tokens"),
+        )
+    except WireFormatError:
+        return None
 
 
 def _finish_reason(stop: str, *, has_text: bool, has_calls: bool) -> FinishReason:
@@ -762,6 +785,10 @@ class AnthropicStreamAssembler(StreamAssembler):
     """Assembler of a streamed message: blocks, each with a start event, deltas and a stop event."""
 
     provider: str = PROVIDER
+    reports_cache: bool = False
+    """Whether the reply tells of the provider's prompt cache."""
+
+    cache_report: CacheReport | None = None
     blocks: dict[int, _ContentBlock] = attrs.field(factory=dict)
     """Blocks by the server's index, in the order in which they began."""
 
@@ -791,6 +818,7 @@ class AnthropicStreamAssembler(StreamAssembler):
                 self.is_begun: bool = True
                 message = read_field(event, "message", dict, {})
                 self.container = _read_container(message)
+                self.cache_report = _read_cache_report(message, self.provider) if self.reports_cache else None
                 self._add_usage(message)
                 if self.usage is not None:  # the output is not known before the end
                     self.usage = attrs.evolve(self.usage, estimated=True)
@@ -881,6 +909,7 @@ class AnthropicStreamAssembler(StreamAssembler):
             provider=self.provider,
             container=self.container,
             served_model=self.served_model,
+            cache_report=self.cache_report,
         )
 
 

@@ -140,6 +140,8 @@ class OpenAIModel(SDKModel):
         price: Price of the model, or a table of prices by prefixes of models' names. Default: the public list of
             genai-prices, if that package is installed.
         profile: Abilities of the model, if they differ from those of `find_profile(name)`.
+        cache_diagnostics: Whether OpenAI is asked why its prompt cache was missed, for the journal. `OpenAIResponses`
+            has it, for GPT-5.6 and later models; other servers are not asked. Default False.
 
     Raises:
         MisuseError: if there is no key for OpenAI, or an argument is invalid.
@@ -178,8 +180,11 @@ class OpenAIModel(SDKModel):
         window_tokens: int | None = None,
         price: Prices | None = None,
         profile: ModelProfile | None = None,
+        cache_diagnostics: bool = False,
     ) -> None:
         BOOL.check(type(self).__name__, "plain", plain)
+        if cache_diagnostics and self.resource != "responses":
+            raise MisuseError("chat completions do not tell why a prompt cache was missed: use OpenAIResponses")
         provide_key = api_key if callable(api_key) else None
         fixed_key = None if callable(api_key) else api_key
         check_arguments(
@@ -204,6 +209,7 @@ class OpenAIModel(SDKModel):
             window_tokens=window_tokens,
             price=price,
             profile=profile,
+            cache_diagnostics=cache_diagnostics,
         )
         self._is_plain = plain
         if provide_key is not None:

@@ -60,13 +60,14 @@ class OpenAIResponses(OpenAIModel):
             include_reasoning=thinks,
             encoding_cache=encoding_cache,
             cache_key=request.cache_key if takes_key else "",
+            compared_id=self._find_compared_id(request),
         )
 
     def _decode(self, data: bytes) -> Reply:
-        return responses_wire.decode(data, provider=self._provider_id)
+        return responses_wire.decode(data, provider=self._provider_id, reports_cache=self._reports_cache)
 
     def _read_billed_usage(self, data: bytes) -> Usage | None:
         return read_billed_usage(data, responses_wire.read_usage)
 
     def _make_assembler(self) -> StreamAssembler:
-        return responses_wire.ResponsesStreamAssembler(provider=self._provider_id)
+        return responses_wire.ResponsesStreamAssembler(provider=self._provider_id, reports_cache=self._reports_cache)

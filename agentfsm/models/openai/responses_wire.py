@@ -26,7 +26,7 @@ from agentfsm.core.messages import (
     UserMessage,
     read_inline_data,
 )
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import CacheReport, Usage
 from agentfsm.models.openai.responses_hosted import (
     encode_hosted_tools,
     explain_unanswered,
@@ -50,6 +50,7 @@ from agentfsm.models.wire import (
     read_arguments,
     read_field,
     read_served_model,
+    read_token_count,
     render_result,
 )
 from agentfsm.ports.model import (
@@ -100,6 +101,7 @@ def encode(
     include_reasoning: bool = True,
     encoding_cache: EncodingCache | None = None,
     cache_key: str = "",
+    compared_id: str | None = None,
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out.
 
@@ -111,6 +113,8 @@ def encode(
             "Encrypted content is not supported with this model".
         encoding_cache: Cache to read and extend.
         cache_key: Key that the server uses to find its prompt cache; empty for none.
+        compared_id: Id of the reply whose request the server compares with this one, to tell why its prompt cache was
+            missed; "" or None for none.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
@@ -123,6 +127,8 @@ def encode(
         fields: Item = {"model": model, "store": False}
         if cache_key:
             fields["prompt_cache_key"] = cache_key
+        if compared_id:
+            fields["prompt_cache_options"] = {"comparison_response_id": compared_id}
         if include := [*([ENCRYPTED_REASONING] if include_reasoning else []), *list_result_fields(request)]:
             fields["include"] = include
         fields |= tool_fields(request, _named_tool_choice) | _text_fields(request) | _setting_fields(request.settings)
@@ -190,9 +196,9 @@ def _named_tool_choice(tool: str) -> Item:
 
 
 def _merge_extra_body(fields: Item, extra: Mapping[str, Any]) -> Item:
-    """Override fields with those of `extra_body`; merge the two fields that contain several settings."""
+    """Override fields with those of `extra_body`; merge the fields that contain several settings."""
     extended = fields | dict(extra)
-    for name in ("reasoning", "text"):
+    for name in ("reasoning", "text", "prompt_cache_options"):
         if isinstance(own := fields.get(name), dict) and isinstance(theirs := extra.get(name), Mapping):
             extended[name] = own | dict(theirs)
     return extended
@@ -293,19 +299,20 @@ def unsupported_part(part: Part) -> str | None:
 # Decoding
 
 
-def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
+def decode(data: bytes, *, provider: str = PROVIDER, reports_cache: bool = False) -> Reply:
     """Decode a reply that was not streamed.
 
     Args:
         data: The body.
         provider: The reply's `NativeReply.provider`.
+        reports_cache: Whether the reply tells of the server's prompt cache.
 
     Raises:
         WireFormatError: if it is not a finished response.
         InBandError: if the server sent an error, or the response failed.
     """
     answer = parse_reply(data)
-    return _build_reply(answer, read_field(answer, "output", list, None), provider)
+    return _build_reply(answer, read_field(answer, "output", list, None), provider, reports_cache=reports_cache)
 
 
 _INCOMPLETE_REASONS: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
@@ -324,7 +331,7 @@ _SERVER_FIELDS: Final = {
 }
 
 
-def _build_reply(response: object, output: list[Any] | None, provider: str) -> Reply:
+def _build_reply(response: object, output: list[Any] | None, provider: str, *, reports_cache: bool) -> Reply:
     reason = _read_stop_reason(response)
     if output is None:
         msg = "an object without output"
@@ -357,7 +364,23 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
         hosted=read_hosted(items),
         unanswered=" ".join(map(explain_unanswered, unanswered)),
         served_model=read_served_model(response),
+        cache_report=_read_cache_report(response, provider) if reports_cache else None,
     )
+
+
+def _read_cache_report(response: object, provider: str) -> CacheReport | None:
+    """Return what a response tells of the prompt cache; None if it is malformed, which does not fail the reply."""
+    try:
+        told = read_field(response, "prompt_cache_diagnostics", dict, {})
+        kind = read_field(told, "type", str, "")
+        return CacheReport(
+            provider=provider,
+            response_id=read_field(response, "id", str, ""),
+            reason="" if kind == "cache_hit" else read_field(told, "reason", str, kind),
+            missed_tokens=read_token_count(told, "cache_missed_tokens"),
+        )
+    except WireFormatError:
+        return None
 
 
 def _read_thinking(items: Sequence[Item]) -> Iterator[str]:
@@ -435,6 +458,9 @@ class ResponsesStreamAssembler(StreamAssembler):
     """Assembler of a streamed response. Its last event contains the whole response, and completes the reply."""
 
     provider: str = PROVIDER
+    reports_cache: bool = False
+    """Whether the reply tells of the server's prompt cache."""
+
     calls: dict[int, _StreamedCall] = attrs.field(factory=dict)
     """Newest call of each index of an item."""
 
@@ -519,7 +545,7 @@ class ResponsesStreamAssembler(StreamAssembler):
         output = read_field(response, "output", list, []) or [
             item for _, item in sorted(self.items, key=lambda each: each[0])
         ]
-        self.completed_reply = _build_reply(response, output, self.provider)
+        self.completed_reply = _build_reply(response, output, self.provider, reports_cache=self.reports_cache)
         self.is_done = True
         chunks.append(FinishChunk(reason=self.completed_reply.finish_reason))
 
