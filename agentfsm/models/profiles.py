@@ -72,7 +72,7 @@ class ModelProfile(Value):
     """Whether a request may have the provider's own tools beside those of the agent or a schema. Default True."""
 
     explains_cache: bool = False
-    """Whether the provider tells why its prompt cache was missed, if a request names the reply before. Default False."""
+    """Whether the provider tells why its prompt cache was missed, if a request asks for it. Default False."""
 
     signs_calls: bool = False
     """Whether the provider signs calls, and a history needs a mark in place of a signature that is missing. Default

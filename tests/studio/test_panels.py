@@ -164,6 +164,8 @@ def test_the_cost(open_page, studio, show):
             cells = [numbers(cell) for cell in rows[purpose].locator("td").all_text_contents()]
             assert cells[:3] == [[usage["input_tokens"]], [usage["cached_tokens"]], [usage["output_tokens"]]]
             assert cells[3][0] == pytest.approx(usage["cost_usd"], abs=0.0005)
+        missed = page.locator("li[data-missed]").all_text_contents()
+        assert missed == (["turn 2: tools_changed, 9,000 tokens"] if name == "done" else [])
 
 
 def test_the_tier_and_the_source_of_an_answer(open_page, studio):

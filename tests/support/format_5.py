@@ -12,7 +12,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve, Input
 from agentfsm.core.labels import LabelSource, ToolKind
 from agentfsm.core.messages import NativeReply
-from agentfsm.core.usage import TierChoice
+from agentfsm.core.usage import CacheReport, TierChoice
 from agentfsm.guards import GuardVerdict
 from tests.support.format_4 import FORMAT_4, PLANNED, REMEMBERED
 from tests.support.formats import Format
@@ -68,6 +68,14 @@ FURTHER = (
     ),
     e.Failed(reason=StopReason.STOP_CONDITION, message="the stop condition is_stuck holds"),
     e.Recalled(query="tea", profile=(REMEMBERED,)),
+    e.ToolsChosen(
+        message=AssistantMessage(
+            text="so",
+            cache_report=CacheReport(
+                provider="anthropic", response_id="msg_17", reason="tools_changed", missed_tokens=9_000
+            ),
+        ),
+    ),
 )
 
 FORMAT_5 = Format(
@@ -94,6 +102,7 @@ FORMAT_5 = Format(
             (e.Recalled, "profile"),
             (LabelSource, "owner"),
             (Usage, "cache_write_1h_tokens"),
+            (AssistantMessage, "cache_report"),
             Label.USER_DATA,
             StopReason.STOP_CONDITION,
         }

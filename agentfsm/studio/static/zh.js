@@ -61,7 +61,7 @@ export const ZH = {
   "Plan {n}": "计划 {n}", "after {steps}": "在 {steps} 之后", "Label": "标签", "First source": "最初来源",
   "Memory": "记忆", "Profile": "用户画像", "Item": "条目", "Kind": "类型", "Score": "得分", "Valid from": "生效时间", "Source": "来源", "Nothing found": "未找到",
   "Guards": "防护", "Verdict": "裁决", "Rule": "规则",
-  "Cost by purpose": "按用途的费用", "Purpose": "用途", "Output": "输出", "Cached": "缓存", "Share of tokens": "词元占比", "Tokens of each turn": "每轮词元",
+  "Cost by purpose": "按用途的费用", "Purpose": "用途", "Output": "输出", "Cached": "缓存", "Share of tokens": "词元占比", "Tokens of each turn": "每轮词元", "Prompt cache, by the provider": "提示缓存（服务商说明）",
   "purpose turn": "轮次", "purpose last_answer": "最后回答", "purpose summary": "摘要", "purpose tool_selection": "工具选择", "purpose plan": "规划", "purpose plan_question": "计划中的提问", "purpose judge": "评判", "purpose tool": "工具", "purpose agent": "子智能体", "purpose all": "合计",
   "Compare": "比较", "First version": "第一个版本", "Second version": "第二个版本", "the same run": "同一运行", "Other run": "另一运行", "with version": "与版本", "of": "，运行",
   "Replay": "重放", "Checks which requests the current agent would send differently. No model and no tool is called.": "检查当前智能体会以不同方式发送哪些请求。不调用模型或工具。",

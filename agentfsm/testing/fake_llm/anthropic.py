@@ -203,7 +203,7 @@ def _stop_fields(reply: WireReply) -> dict[str, Any]:
 
 def _envelope(reply: WireReply, body: dict[str, Any], number: int) -> dict[str, Any]:
     usage = _usage(reply)
-    named = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": body.get("model")}
+    named = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": body.get("model"), **reply.fields}
     return named if usage is None else {**named, "usage": usage}
 
 

@@ -229,6 +229,7 @@ def _response(reply: WireReply, body: dict[str, Any], number: int, status: str, 
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": body.get("tools", []),
         "usage": None if status == "in_progress" else _usage(reply),
+        **({} if status == "in_progress" else reply.fields),
     }
 
 

@@ -37,6 +37,9 @@ class WireReply(Value):
     usage: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
     """Token usage in the provider's format (for responses, in that of chat completions). None: the line's."""
 
+    fields: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+    """Further fields of a message or a response, in the provider's format, such as {"diagnostics": {...}}."""
+
     status: int = attrs.field(default=200, kw_only=True)
     """HTTP status. A status of 400 or more sends an error in place of the reply."""
 

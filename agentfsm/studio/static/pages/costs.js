@@ -54,7 +54,7 @@ function draw(found) {
   });
   return [
     found.rows.length
-      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) })))
+      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) }), Object.entries(found.lost_as_reported).map(([reason, tokens]) => ` · ${reason} ${count(tokens)}`)))
       : empty(t("No costs"), t("No run of this time has used a model or a tool that costs money.")),
     found.rows.length > 0 && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
     found.windows.length > 0 && card(t("Spending limits"), drawWindows(found.windows)),

@@ -25,10 +25,20 @@ export const cost = {
         h("td", {}, bar(tokensOf(usage) / total)));
       const heads = [t("Purpose"), [t("Input")], [t("Cached")], [t("Output")], [t("Cost")], t("Share of tokens")];
       const rows = [...view.purposes].map(([name, usage]) => row(name, usage));
-      fill(host, table(t("Cost by purpose"), heads, [...rows, row("all", view.usage, true)]), drawTurns(view.turns.slice(-TURNS)));
+      fill(host, table(t("Cost by purpose"), heads, [...rows, row("all", view.usage, true)]), drawMisses(view.turns), drawTurns(view.turns.slice(-TURNS)));
     };
   },
 };
+
+/** List the turns of which the provider says why it could not read all from its prompt cache. */
+function drawMisses(turns) {
+  const missed = turns.filter((turn) => turn.event.message?.cache_report?.reason).slice(-TURNS);
+  return missed.length > 0 && [
+    h("h3", {}, t("Prompt cache, by the provider")),
+    h("ul", {}, missed.map(({ number, event: { message: { cache_report: report } } }) => h("li", { "data-missed": number },
+      `${t("turn {n}", { n: number })}: ${report.reason}${report.missed_tokens ? `, ${count(report.missed_tokens)} ${t("tokens")}` : ""}`))),
+  ];
+}
 
 function drawTurns(turns) {
   if (turns.length < 2) return null;
