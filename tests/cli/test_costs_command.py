@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import anyio
+import attrs
 
-from agentfsm import Agent, Spend, Usage
+from agentfsm import Agent, Spend, Usage, tool
+from agentfsm.core.usage import CacheReport
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import ScriptedModel, say
+from agentfsm.testing import ScriptedModel, call, say
 
 SHOP = """
 from agentfsm import Agent
@@ -55,3 +57,38 @@ def test_the_table(here):
     assert (found["total"]["input_tokens"], found["total"]["cached_tokens"], found["lost_tokens"]) == (300, 213, 0)
     here("costs", "--tz", "Mars", "--store", str(path), code=2)
     assert "tz='Mars': give a time zone" in here.err
+
+
+class Diagnosed(ScriptedModel):
+    """A scripted model whose provider says why it could not read the second request from its cache."""
+
+    async def reply(self, request, emit=None):
+        reply = await super().reply(request, emit)
+        reason = "" if reply.calls else "tools_changed"
+        return attrs.evolve(reply, cache_report=CacheReport(provider="local", response_id="m", reason=reason))
+
+
+def test_lost_caches_and_the_reason_of_the_provider(here):
+    """Only the provider knows it, since the run has changed nothing that is seen here."""
+    path = here.folder / "runs.db"
+
+    @tool(read_only=True)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    async def run():
+        usage = Usage(input_tokens=12_000, cached_tokens=11_000, output_tokens=1)
+        anew = attrs.evolve(usage, cached_tokens=0)
+        model = Diagnosed(say("", call("look"), usage=usage), say("done", usage=anew))
+        async with Agent(model, tools=[look], store=SQLiteStore(path)) as agent:
+            return (await agent.run("x")).id
+
+    run_id = anyio.run(run)
+    out = here("costs", "--store", str(path))
+    assert "12,000 tokens of input were read anew" in out
+    assert "in its prompt cache (the provider says: tools_changed 12,000); `agentfsm show`" in out
+    assert here.json("costs", "--store", str(path))["lost_as_reported"] == {"tools_changed": 12_000}
+    assert "were read anew, because the provider says tools_changed" in here("show", run_id, "--store", str(path))
+    [loss] = here.json("show", run_id, "--store", str(path))["cache_losses"]
+    assert (loss["cause"], loss["reported"]) == ("", "tools_changed")

@@ -6,6 +6,7 @@ import pytest
 from agentfsm import Agent, AssistantMessage, Limits, StopReason, Usage, tool
 from agentfsm.cli.render.text import format_run
 from agentfsm.core.events import AnswerGiven, Compacted, LimitReached, Resumed, ToolsChosen, ToolsOffered
+from agentfsm.core.usage import CacheReport
 from agentfsm.journal.cache_losses import list_cache_losses
 from agentfsm.telemetry import read_costs
 from agentfsm.testing import ScriptedModel, call, say
@@ -39,6 +40,33 @@ def test_the_cause_of_a_loss_is_in_the_journal(between, after, cause):
     """It is what came since the request before. A loss by the provider itself is none of the run's."""
     losses = list(list_cache_losses([replied(READ), *between, replied(ANEW, **after)]))
     assert [(loss.turn, loss.cause, loss.tokens) for loss in losses] == ([(2, cause, 10_000)] if cause else [])
+
+
+@pytest.mark.parametrize(
+    ("between", "reported", "reason"),
+    [
+        ([], "tools_changed", "the provider says tools_changed"),
+        ([], "context_compacted", "the provider says context_compacted"),
+        ([], "unavailable", None),
+        (
+            [Compacted(start=4, tokens_before=9, tokens_after=5, why="full")],
+            "input_changed",
+            "the history was compacted; the provider says input_changed",
+        ),
+        (
+            [Compacted(start=4, tokens_before=9, tokens_after=5, why="full")],
+            "previous_message_not_found",
+            "the history was compacted; the provider says previous_message_not_found",
+        ),
+        ([Compacted(start=4, tokens_before=9, tokens_after=5, why="full")], "", "the history was compacted"),
+    ],
+)
+def test_the_reason_of_the_provider_stands_beside_the_cause(between, reported, reason):
+    """It is a cause of its own if none is found here, unless the provider does not know one either."""
+    report = CacheReport(provider="anthropic", response_id="msg_2", reason=reported)
+    after = ToolsChosen(message=AssistantMessage(text="so", cache_report=report), usage=ANEW, at=1_000.0, request="aa-b")
+    losses = list(list_cache_losses([replied(READ), *between, after]))
+    assert [(loss.reason, loss.reported) for loss in losses] == ([(reason, reported)] if reason else [])
 
 
 @pytest.mark.parametrize(
