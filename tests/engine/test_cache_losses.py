@@ -64,7 +64,9 @@ def test_the_cause_of_a_loss_is_in_the_journal(between, after, cause):
 def test_the_reason_of_the_provider_stands_beside_the_cause(between, reported, reason):
     """It is a cause of its own if none is found here, unless the provider does not know one either."""
     report = CacheReport(provider="anthropic", response_id="msg_2", reason=reported)
-    after = ToolsChosen(message=AssistantMessage(text="so", cache_report=report), usage=ANEW, at=1_000.0, request="aa-b")
+    after = ToolsChosen(
+        message=AssistantMessage(text="so", cache_report=report), usage=ANEW, at=1_000.0, request="aa-b"
+    )
     losses = list(list_cache_losses([replied(READ), *between, after]))
     assert [(loss.reason, loss.reported) for loss in losses] == ([(reason, reported)] if reason else [])
 

@@ -272,6 +272,7 @@ async def test_a_malformed_report_does_not_fail_the_reply(vendor, told, streamed
 
 async def test_a_model_of_ones_own_returns_a_report_or_none():
     """Anything else is a mistake of the model, and is named."""
+
     class Own(FunctionModel):
         async def reply(self, request, emit=None):
             return attrs.evolve(await super().reply(request, emit), cache_report="tools_changed")
