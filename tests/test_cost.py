@@ -33,8 +33,8 @@ SHORT, LONG = 20, 40
 #
 # | what | opcodes | bound |
 # |---|---|---|
-# | a turn with one call of a tool, the model's own included | 9,682 | 9,710 |
-# | a run without tools | 7,898 | 7,920 |
+# | a turn with one call of a tool, the model's own included | 9,634 | 9,710 |
+# | a run without tools | 7,838 | 7,920 |
 # | each of 100 calls in one reply | 4,141 | 4,160 |
 # 190 of a turn are the key of the prompt cache, writes kept for an hour, waits, stop conditions and the profile.
 OPCODES_PER_TURN = 9_710

@@ -183,28 +183,22 @@ _TOKEN_FIELDS: Final = (
 
 def _check_usage(model: Model, said: str, usage: Usage) -> None:
     """Validate a usage before it is added to the run's: a negative count would refund the run's spending."""
-    # This runs in each turn, so the usual case returns without a call.
-    if (
-        usage.__class__ is Usage
-        and usage.cost_usd is None
-        and usage.input_tokens.__class__
-        is usage.output_tokens.__class__
-        is usage.cached_tokens.__class__
-        is usage.cache_write_tokens.__class__
-        is usage.cache_write_1h_tokens.__class__
-        is usage.reasoning_tokens.__class__
-        is int
-        and (  # one that is negative makes the whole negative
-            usage.input_tokens
-            | usage.output_tokens
-            | usage.cached_tokens
-            | usage.cache_write_tokens
-            | usage.cache_write_1h_tokens
-            | usage.reasoning_tokens
-        )
-        >= 0
-    ):
-        return
+    # This runs in each turn, so the usual case returns without a call. One that is negative makes all of them together
+    # negative, and one of another type gives them its type, or cannot be joined.
+    if usage.__class__ is Usage and usage.cost_usd is None:
+        try:
+            together = (
+                usage.input_tokens
+                | usage.output_tokens
+                | usage.cached_tokens
+                | usage.cache_write_tokens
+                | usage.cache_write_1h_tokens
+                | usage.reasoning_tokens
+            )
+            if together.__class__ is int and together >= 0:
+                return
+        except TypeError:
+            pass  # named below
     action = f"{type(model).__name__}.reply {said}"
     if not isinstance(usage, Usage):
         give = "Usage(input_tokens=..., output_tokens=...), or None if the usage is unknown"
