@@ -321,14 +321,15 @@ async def test_threads_of_safe_tools_block_no_safe_call(gate):
     @tool(read_only=True)
     async def read() -> str:
         """Read."""
-        return f"{gate.inside} inside"
+        await until(lambda: gate.inside == 1)  # its thread may begin after its time is up
+        return "beside it"
 
     queue = ToolQueue(registry=ToolRegistry.of([hanging(gate, read_only=True), read]))
     with anyio.fail_after(HANG_S):
         results = await queue.execute_all([*asked("hang"), *asked("read")])
         (again,) = await queue.execute_all(asked("read"))
     assert results[0].outcome is Outcome.TIMED_OUT
-    assert again.content == "1 inside"
+    assert again.content == "beside it"
 
 
 async def test_a_thread_left_behind_blocks_the_next_step_too(store, gate):
