@@ -259,6 +259,13 @@ async def test_results_that_stay_wrong_go_to_a_person():
 # Faults
 
 
+async def test_scores_in_quotes_or_with_a_point_are_scores():
+    """As small models write them; no second request is made."""
+    agent, judge = judged(["a"], [judgement(("5", 5.0, 4))])
+    assert (await agent.run("x")).output == "a"
+    assert len(judge.requests) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -267,7 +274,8 @@ async def test_results_that_stay_wrong_go_to_a_person():
         "[]",
         '{"evaluation": {}}',
         judgement((9, 5, 5)),
-        judgement(("5", 5, 5)),
+        judgement(("five", 5, 5)),
+        judgement((True, 5, 5)),
         judgement(GOOD, "adopt"),
         '{"evaluation": 3, "action": "accept"}',
         judgement(POOR).replace('"retry_details": {', '"retry_details": "add both", "more": {'),
