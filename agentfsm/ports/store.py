@@ -292,8 +292,8 @@ class Filter(Value):
     """Matches the runs that wait for a worker at this time, seconds since 1970 by the store's clock."""
 
     active_at: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
-    """Matches the runs that have a worker or wait for one at this time, seconds since 1970 by the store's clock. A
-    worker that has died counts until its runs are claimed.
+    """Matches the runs that are not over and have a worker or wait for one at this time, seconds since 1970 by the
+    store's clock. A worker that has died counts until its runs are claimed.
     """
 
     over: bool | None = attrs.field(default=None, validator=BOOL.or_none())
@@ -313,6 +313,7 @@ class Filter(Value):
             and (max_rating is None or (summary.rating is not None and summary.rating <= max_rating))
             and (ready_by is None or ready_at <= ready_by)
             and (active_at is None or summary.worker is not None or summary.driven or ready_at <= active_at)
+            and (active_at is None or summary.stop_reason is None)
             and (before is None or summary.created_at < before)
         )
 

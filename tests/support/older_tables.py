@@ -5,9 +5,12 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-# What tables 6.3 of SQLite have and tables 6.0 had not, undone: the records, the releases of runs, and an index.
-_SQLITE_600 = """
+from agentfsm.stores.rules import LIST_INDEXES
+
+# What tables 6.4 of SQLite have and tables 6.0 had not, undone: the records, the releases of runs, and indexes.
+_SQLITE_600 = f"""
 DROP INDEX runs_unfinished;
+{"".join(f"DROP INDEX {name};" for name in LIST_INDEXES)}
 DROP TABLE records;
 ALTER TABLE runs DROP COLUMN release;
 PRAGMA user_version = 600

@@ -9,7 +9,7 @@ from typing import Final
 
 from agentfsm.ports.stored import QUOTA_WINDOW_S
 from agentfsm.stores.postgres.connection import NOW, PostgresTables
-from agentfsm.stores.rules import SUMMARY_COLUMNS, UNRECORDED_FORMAT
+from agentfsm.stores.rules import LIST_INDEXES, SUMMARY_COLUMNS, UNRECORDED_FORMAT
 from agentfsm.stores.threaded.store import MAX_LEASE_S
 
 # Seconds that the row of a worker is kept after its end, for the analysis of incidents.
@@ -37,6 +37,7 @@ _FOLLOWER_INDEXES: Final = {
 }
 _LATE_INDEXES: Final = {
     **_FOLLOWER_INDEXES,
+    **LIST_INDEXES,
     "runs_by_tenant": "runs (tenant, created_at, number) WHERE tenant IS NOT NULL",
     # For limits of the runs of a user, and of a tenant, that are not over.
     "runs_unfinished": 'runs (tenant, "user") WHERE stop_reason IS NULL',

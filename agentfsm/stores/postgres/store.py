@@ -497,7 +497,7 @@ class _PostgresBackend(PostgresConnection):
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
-        clause, values = build_condition(where, '"')
+        clause, values = build_condition(where)
         clause = clause.replace("?", "%s")
         rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
         living = self._find_living_owners()
@@ -505,7 +505,7 @@ class _PostgresBackend(PostgresConnection):
 
     def count(self, where: Filter, limit: int) -> int:
         """Return the number of runs that match the filter, up to `limit`."""
-        clause, values = build_condition(where, '"')
+        clause, values = build_condition(where, is_list=False)
         clause = clause.replace("?", "%s")
         (count,) = self._select_one(sql.COUNT_RUNS.replace("{clause}", clause), (*values, limit))
         return int(count)

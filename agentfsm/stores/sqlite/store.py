@@ -49,6 +49,7 @@ from agentfsm.stores.rules import (
     EXPIRED_PER_WRITE,
     FINAL_STATES,
     LEASE_HELD_ADVICE,
+    LIST_INDEXES,
     PATIENCE_S,
     SUMMARY_COLUMNS,
     UNRECORDED_FORMAT,
@@ -216,6 +217,7 @@ _TENANTS_V6: Final = (
 )
 # For limits of the runs of a user, and of a tenant, that are not over.
 _UNFINISHED_V603: Final = ("CREATE INDEX runs_unfinished ON runs (tenant, user) WHERE stop_reason IS NULL",)
+_LISTS_V604: Final = tuple([f"CREATE INDEX {name} ON {columns}" for name, columns in LIST_INDEXES.items()])
 # The number of a row is the revision of a record: SQLite never gives one twice.
 _RECORDS_V601: Final = (
     """
@@ -245,7 +247,7 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=603,
+    version=604,
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset(
         {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
@@ -297,6 +299,7 @@ SCHEMA: Final = SQLiteSchema(
         _CREATE_FEEDBACK,
         *_RECORDS_V601,
         *_UNFINISHED_V603,
+        *_LISTS_V604,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -362,12 +365,13 @@ SCHEMA: Final = SQLiteSchema(
         600: _RECORDS_V601,
         601: ("ALTER TABLE runs ADD COLUMN release TEXT NOT NULL DEFAULT ''",),
         602: _UNFINISHED_V603,
+        603: _LISTS_V604,
     },
 )
 
 # Texts are read as bytes, so that this package reports damaged records, and not SQLite.
 _SELECT_RUN: Final = """
-SELECT number, token, crashes, alone, version, format, owner, state, stop_reason,
+SELECT number, token, crashes, alone, version, format, owner, state, stop_reason, waiting,
        (SELECT max(number) FROM posts WHERE run = runs.number AND NOT taken)
 FROM runs WHERE id = ?
 """
@@ -425,11 +429,12 @@ WHERE id = :id AND token = :token AND owner = :owner
 # calls may have begun. The expressions use the values before the update.
 _UPDATE_RUN: Final = """
 UPDATE runs
-SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
-    format = max(format, ?),
+SET state = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?, format = max(format, ?),
     crashes = CASE WHEN turn <> ? THEN 0 WHEN ? THEN min(crashes, 1) ELSE crashes END, alone = alone * (NOT ?)
 WHERE number = ?
 """
+# SQLite writes the indexes of each column that is set, even to the same value: so these are set only if they change.
+_SET_OUTCOME: Final = "UPDATE runs SET stop_reason = ?, waiting = ? WHERE number = ?"
 _RAISE_FORMAT: Final = "UPDATE runs SET format = ? WHERE number = ?"
 _MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
 _SET_RATING: Final = "UPDATE runs SET rating = ?, change = NULL WHERE number = ?"
@@ -559,6 +564,9 @@ class _SQLiteRow(Value):
     owner: str | None
     state: str
     stop_reason: str | None
+    waiting: int
+    """Whether it waits for an external input or decision, 0 or 1."""
+
     newest: int | None
     """Newest inbox number that is not consumed yet."""
 
@@ -783,8 +791,10 @@ class _SQLiteBackend(DatabaseFile):
             self.execute(_MARK_TAKEN, (row.number, number))
         self._write_events(row.number, request.expected_version + 1, request.bodies)
         self._renew(lease_owner(lease), at_least_s=self.lease_s / 2)
-        *facts, paused = request.columns
-        self.execute(_UPDATE_RUN, (*facts, request.columns.turn, paused, paused, row.number))
+        state, stop_reason, waiting, *facts, paused = request.columns
+        self.execute(_UPDATE_RUN, (state, *facts, request.columns.turn, paused, paused, row.number))
+        if (stop_reason, waiting) != (row.stop_reason, row.waiting):
+            self.execute(_SET_OUTCOME, (stop_reason, waiting, row.number))
         if paused or request.columns.state in FINAL_STATES:
             self.execute(_MARK_CHANGED, (row.number,))
         return True
@@ -860,13 +870,13 @@ class _SQLiteBackend(DatabaseFile):
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
-        clause, values = build_condition(where)
+        clause, values = build_condition(where, plus="+")
         rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*values, limit)).fetchall()
         return tuple(self._parse_summary(*row) for row in rows)
 
     def count(self, where: Filter, limit: int) -> int:
         """Return the number of runs that match the filter, up to `limit`."""
-        clause, values = build_condition(where)
+        clause, values = build_condition(where, plus="+", is_list=False)
         (count,) = self.execute(_COUNT_RUNS.replace("{clause}", clause), (*values, limit)).fetchone()
         return int(count)
 
