@@ -10,7 +10,6 @@ their number.
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -78,7 +77,7 @@ async def fill(store: Store, runs: int, done: int) -> None:
         head = header_of(number)
         _, lease = await store.create(head, events=events_of(number, head), durability="normal")
         await store.release(lease).wait()
-        if number % HUNDRED == 5:  # noqa: PLR2004  any that is over
+        if number % HUNDRED == 5:  # any that is over
             await store.add_feedback(head.id, "k", Feedback(rating=1 + number // HUNDRED % 5, by="ann", at=1.0))
 
     for start in range(done, runs, CROWD):
@@ -108,7 +107,7 @@ async def measure(place: str, runs: int) -> None:
     await fill(store, runs, done)
     if done < runs:
         print(f"{runs - done:,} runs created, {(CPU() - begun) / (runs - done) * US:.0f} us CPU each in this process")
-    if os.path.exists(place):
+    if isinstance(store, SQLiteStore):
         await store.aclose()
         print(f"{size_of(Path(place).parent) / runs:.0f} bytes of the file for a run")
         store = store_of(place)
@@ -119,6 +118,8 @@ async def measure(place: str, runs: int) -> None:
         "user": Filter(user="u7"),
         "user without runs": Filter(user="nobody"),
         "user, before the middle": Filter(user="u7", before=middle),
+        "user, agent without runs": Filter(user="u7", agent="none"),
+        "no user, agent with few runs": Filter(user="", agent="rare"),
         "tenant, user": Filter(tenant="t8", user="u8"),
         "no tenant, user": Filter(tenant="", user="u7"),
         "no user": Filter(user=""),

@@ -57,11 +57,11 @@ PROMPT_CHARS: Final = 200
 EXPIRED_PER_WRITE: Final = 10
 # Maximum posts that wait in the inbox of one run; further input is refused. Each turn reads all of them, at 0.1 ms.
 MAX_INBOX_ROWS: Final = 1_000
-# The indexes of lists, newest first, in SQLite and PostgreSQL. Those of all runs have columns that never change. The others
-# have few runs, and enough columns to find those of a user, an agent and a tenant among them.
+# The indexes of lists, newest first, in SQLite and PostgreSQL. Those of all runs have columns that never change. The
+# others have few runs, and enough columns to find those of a user, an agent and a tenant among them.
 _ORDER_AND_WHOSE: Final = 'created_at, number, agent, "user", tenant'
 LIST_INDEXES: Final[Mapping[str, str]] = {
-    "runs_by_user": 'runs ("user", created_at, number, tenant) WHERE "user" IS NOT NULL',
+    "runs_by_user": "runs ((coalesce(\"user\", '')), created_at, number, agent, tenant)",
     "runs_by_agent": "runs (agent, created_at, number, tenant, release)",
     "runs_waiting": f"runs ({_ORDER_AND_WHOSE}) WHERE waiting",
     "runs_open": f"runs ({_ORDER_AND_WHOSE}) WHERE stop_reason IS NULL",
@@ -75,6 +75,8 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "ready_by": "ready_at <= ?",
     "active_at": "(owner IS NOT NULL OR ready_at <= ?) AND stop_reason IS NULL",
 }
+# The fields of `Filter` that few runs have, whatever the value.
+_RARE: Final = frozenset({"max_rating", "active_at"})
 # The fields of a summary that are columns of a database; the others follow from the lease.
 SUMMARY_COLUMNS: Final = tuple(
     [field.name for field in attrs.fields(RunSummary) if field.name not in ("driven", "worker")]
@@ -349,20 +351,26 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
     )
 
 
+def wants_open(where: Filter) -> bool:
+    """Return whether a filter matches only runs that are not over, by more than who has them or when they wait."""
+    is_open = where.over is False or where.ready_by is not None
+    return is_open or where.state not in {None, State.DONE, State.ERROR}
+
+
 def build_condition(where: Filter, plus: str = "", *, is_list: bool = True) -> tuple[str, list[Any]]:
     """Return the WHERE clause of a filter, with `?` for each value, and the values. It may be empty.
 
     Args:
         where: The filter.
-        plus: "+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that the
-            index remains that has the runs of the filter in the order of a list, and few others.
+        plus: "+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that
+            the index remains that has the runs of the filter in the order of a list, and few others.
         is_list: False for a number, for which an index in another order may be better.
     """
     wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-    is_open = where.over is False or where.state not in {None, State.DONE, State.ERROR} or where.ready_by is not None
-    is_rare = is_open or where.waiting or where.state is State.ERROR or bool(wanted.keys() & {"max_rating", "active_at"})
+    is_open = wants_open(where)
+    is_rare = is_open or where.waiting or where.state is State.ERROR or not wanted.keys().isdisjoint(_RARE)
     leads = ("id", "session", "parent", *(() if is_rare else ("user", "agent", "tenant")))
-    lead = next((name for name in leads if wanted.get(name)), None)
+    lead = next((name for name in leads if wanted.get(name)), None if is_rare else "user")
     if not is_list and is_open:
         lead, plus = None, ""
     tests: list[str] = []
@@ -371,14 +379,13 @@ def build_condition(where: Filter, plus: str = "", *, is_list: bool = True) -> t
         sign = "" if name == lead else plus
         if name == "tenant" and not value:
             tests.append(f"{sign}tenant IS NULL")
-        elif name == "user" and not value:
-            tests.append("coalesce(\"user\", '') = ''")
         elif name == "over":
             tests.append("stop_reason IS NOT NULL" if value else "stop_reason IS NULL")
         elif name == "waiting":
             tests.append("waiting" if value else "NOT waiting")
         else:
-            tests.append(_CONDITIONS.get(name, f'{sign}"{name}" = ?'))
+            column = "coalesce(\"user\", '')" if name == "user" else f'"{name}"'
+            tests.append(_CONDITIONS.get(name, f"{sign}{column} = ?"))
             values.append(str(value) if isinstance(value, str) else value)  # not enums
     # What the others imply, to name an index.
     if where.state is State.ERROR:

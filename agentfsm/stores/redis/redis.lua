@@ -34,6 +34,7 @@
 
 local DIGITS = 16
 local PAGE = 500 -- runs per call, so that other clients wait for milliseconds only
+local LOOKS = 1500 -- runs per call that are only compared
 local CHUNK = 1000 -- arguments per command: Lua allows 8,000
 local KEPT_S = 3600 -- seconds that the result of a deletion is kept
 local SCHEMA = 400
@@ -780,26 +781,33 @@ end
 
 -- Lists.
 
+-- Return up to `limit` runs of an index that have the wanted fields, newest first, from the one after `entry` on; and
+-- where it has stopped. Only these fields are read of the others.
 function operations.runs()
-  local index, entry, score, wanted, shown = prefix .. argument(), argument(), argument(), arguments(), arguments()
+  local index, entry, score, limit = prefix .. argument(), argument(), argument(), tonumber(argument())
+  local names, values, max_rating, shown = arguments(), arguments(), tonumber(argument()), arguments()
   local rank = entry ~= '' and call('ZREVRANK', index, entry)
   local start = rank and rank + 1 or call('ZCOUNT', index, score, '+inf')
-  local entries = call('ZREVRANGE', index, start, start + PAGE - 1, 'WITHSCORES')
-  local lines = {}
-  for at = 1, #entries, 2 do
-    local run = named(index, entries[at])
-    local fits = run
-    for field = 1, #wanted, 2 do
-      fits = fits and (run[wanted[field]] or '') == wanted[field + 1]
-    end
-    if run then
+  local entries = call('ZREVRANGE', index, start, start + LOOKS - 1, 'WITHSCORES')
+  local lines, at = {}, 1
+  while at < #entries and #lines < limit do
+    local id = string.sub(entries[at], DIGITS + 1)
+    local found = call('HMGET', key('run', id), 'number', 'rating', unpack(names))
+    if found[1] and found[1] .. id == entries[at] then
       entry, score = entries[at], entries[at + 1]
+      local fits = not max_rating or found[2] and tonumber(found[2]) <= max_rating
+      for place_of, value in ipairs(values) do
+        fits = fits and (found[place_of + 2] or '') == value
+      end
+      if fits then
+        lines[#lines + 1] = { id, call('HMGET', key('run', id), unpack(shown)), lease_of(find(id)) }
+      end
+    else
+      call('ZREM', index, entries[at])
     end
-    if fits then
-      lines[#lines + 1] = { run.id, call('HMGET', key('run', run.id), unpack(shown)), lease_of(run) }
-    end
+    at = at + 2
   end
-  return { 'runs', #entries == 2 * PAGE and 1 or 0, entry, score, lines }
+  return { 'runs', (at < #entries or #entries == 2 * LOOKS) and 1 or 0, entry, score, lines }
 end
 
 -- Return one run as a list.

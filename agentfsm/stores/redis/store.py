@@ -62,6 +62,7 @@ from agentfsm.stores.rules import (
     preview_prompt,
     resolve_duplicate_post,
     successor_exists_error,
+    wants_open,
 )
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.lease_table import HeldLease, LeaseOwner, LeaseTable, lease_owner
@@ -87,6 +88,7 @@ from agentfsm.stores.threaded.store import (
 
 # Records per call, so that other clients do not wait for long.
 RECORDS_PAGE: Final = 100
+_LINES_PER_CALL: Final = 500
 # Digits of the number at the beginning of an index entry; the id of the run follows.
 INDEX_DIGITS: Final = 16
 
@@ -352,32 +354,31 @@ class _RedisBackend(RedisServer):
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
         index = next((name for name in _INDEXED_FILTERS if getattr(where, name) is not None), None)
-        lines = (line for line in self._iter_summaries(where, index) if where.matches(line))
+        lines = (line for line in self._iter_summaries(where, index, limit) if where.matches(line))
         if index is None:
             return tuple(islice(lines, limit))
         # An index has the order of the insertions, which may differ from that of `created_at`.
         return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
 
-    def _iter_summaries(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
+    def _iter_summaries(self, where: Filter, index: str | None, limit: int) -> Iterator[RunSummary]:
         if where.id is not None:
             _, lines = self.call("summary", where.id, *_with_count(_SUMMARY_PARSERS), at_once=True)
             yield from (self._parse_summary(*line) for line in lines)
             return
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        is_open = bool({"ready_by", "active_at"} & {*wanted}) or wanted.get("over") is False
-        before = wanted.pop("before", math.inf)
-        for name in ("max_rating", "ready_by", "active_at", "over"):
+        before, max_rating = wanted.pop("before", math.inf), wanted.pop("max_rating", "")
+        for name in ("ready_by", "active_at", "over"):
             wanted.pop(name, None)
-        key, score = (
-            ("unfinished" if is_open else "runs", before)
+        is_open = wants_open(where) or where.active_at is not None or where.waiting
+        key, score, size = (
+            ("unfinished" if is_open else "runs", before, min(limit, _LINES_PER_CALL))
             if index is None
-            else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf)
+            else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf, _LINES_PER_CALL)
         )
-        filters = _flatten_pairs(wanted)
+        tests = (*_with_count(wanted), *_with_count(wanted.values()), max_rating, *_with_count(_SUMMARY_PARSERS))
         entry, more = b"", 1
         while more:
-            args = ("runs", key, entry, score, *_with_count(filters), *_with_count(_SUMMARY_PARSERS))
-            _, more, entry, score, lines = self.call(*args, at_once=True)
+            _, more, entry, score, lines = self.call("runs", key, entry, score, size, *tests, at_once=True)
             yield from (self._parse_summary(*line) for line in lines)
 
     def count(self, where: Filter, limit: int) -> int:
