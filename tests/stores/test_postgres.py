@@ -15,6 +15,7 @@ from agentfsm.ports import Filter
 from agentfsm.stores import PostgresStore
 from agentfsm.stores.postgres import store as postgres
 from agentfsm.stores.postgres.connection import PostgresConnection
+from agentfsm.stores.rules import LIST_INDEXES
 from agentfsm.stores.threaded import group_commit
 from agentfsm.stores.threaded import store as threaded
 from agentfsm.stores.threaded.owner import OwnerIdentity
@@ -31,6 +32,7 @@ from agentfsm.testing.conformance.helpers import (
 from tests.support.busy_writer import hold
 from tests.support.database_servers import empty_schema
 from tests.support.lease_renewal import Renewal, beat
+from tests.support.older_tables import to_postgres_1, to_postgres_2, to_postgres_400
 from tests.support.server_reaper import await_that
 
 FORKS = """
@@ -105,6 +107,20 @@ class TestPostgresStore(StoreConformance):
     @pytest.fixture
     async def other(self, pair):
         return pair[1]
+
+
+@pytest.mark.parametrize("age", [to_postgres_400, to_postgres_2, to_postgres_1])
+async def test_tables_of_an_older_version_get_the_indexes_of_lists(pair, rows, postgres_desk, schema, age):
+    """The first store that connects builds them, while others read and write."""
+    old, new = pair
+    await create_finished_run(old, make_header("r1"))
+    await old.aclose()
+    age(postgres_desk, schema)
+    await new.runs()
+    found = {
+        name for (name,) in rows("SELECT indexname FROM pg_indexes WHERE schemaname = '{s}' AND tablename = 'runs'")
+    }
+    assert LIST_INDEXES.keys() <= found
 
 
 # Leases.

@@ -14,7 +14,9 @@ import pytest
 from agentfsm import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
+from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.stores.sqlite.file import connect_sqlite3
@@ -33,6 +35,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 from tests.support.busy_writer import hold
 from tests.support.lease_renewal import Renewal, beat
+from tests.support.older_tables import to_sqlite_600
 from tests.support.sqlite_faults import Faults
 
 
@@ -678,3 +681,44 @@ def test_no_placeholder_has_a_number():
     statements = [text for name, text in vars(sqlite).items() if name.isupper() and isinstance(text, str)]
     assert len(statements) > 20
     assert [text for text in statements if re.search(r"\?\d", text)] == []
+
+
+# The index that has the runs of each filter, newest first, and few others.
+FILTERS_BY_INDEX = {
+    "runs_by_time": [Filter(), Filter(before=9.0), Filter(over=True), Filter(state=State.DONE), Filter(waiting=False)],
+    "runs_by_user": [Filter(user="u"), Filter(user=""), Filter(user="u", agent="a", before=9.0, tenant="")],
+    "runs_by_agent": [Filter(agent="a"), Filter(agent="a", user=""), Filter(agent="a", tenant="t", release="2")],
+    "runs_by_tenant": [Filter(tenant="t"), Filter(tenant="t", state=State.DONE)],
+    "runs_waiting": [Filter(waiting=True), Filter(waiting=True, user="u"), Filter(waiting=True, agent="a", before=9.0)],
+    "runs_not_over": [
+        Filter(over=False),
+        Filter(state=State.THINK, user="u"),
+        Filter(ready_by=9.0),
+        Filter(active_at=9.0),
+    ],
+    "runs_failed": [Filter(state=State.ERROR), Filter(state=State.ERROR, user="u", agent="a", tenant="")],
+    "runs_rated": [Filter(max_rating=2), Filter(max_rating=2, agent="a", tenant="t")],
+}
+
+
+@pytest.mark.parametrize("index", FILTERS_BY_INDEX)
+async def test_each_filter_of_a_list_has_an_index(index, tmp_path, monkeypatch):
+    """A page of it reads about as many runs as it shows, however many there are; also in a file of an older version."""
+    store, plans = SQLiteStore(tmp_path / "runs.db"), []
+    await create_finished_run(store, make_header("r1"))
+    await store.aclose()
+    to_sqlite_600(store.path)
+    execute = sqlite._SQLiteBackend.execute
+
+    def explain(self, sql, parameters=()):
+        if "ORDER BY created_at" in sql:
+            plans.append([step for *_, step in execute(self, f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall()])
+        return execute(self, sql, parameters)
+
+    monkeypatch.setattr(sqlite._SQLiteBackend, "execute", explain)
+    store = SQLiteStore(store.path)
+    for where in FILTERS_BY_INDEX[index]:
+        await store.runs(where)
+    await store.aclose()
+    assert len(plans) == len(FILTERS_BY_INDEX[index])
+    assert [plan for plan in plans if len(plan) > 1 or f"INDEX {index}" not in plan[0]] == []

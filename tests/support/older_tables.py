@@ -98,6 +98,8 @@ def to_sqlite_3(path, version=3):
 
 def to_postgres_400(desk, schema):
     """Make a schema one of tables 4.0."""
+    for name in LIST_INDEXES:
+        desk.execute(f"DROP INDEX {schema}.{name}")
     desk.execute(_POSTGRES_400.replace("{s}", schema))
 
 
