@@ -64,7 +64,7 @@ LIST_INDEXES: Final[Mapping[str, str]] = {
     "runs_by_user": "runs ((coalesce(\"user\", '')), created_at, number, agent, tenant)",
     "runs_by_agent": "runs (agent, created_at, number, tenant, release)",
     "runs_waiting": f"runs ({_ORDER_AND_WHOSE}) WHERE waiting",
-    "runs_not_over": f"runs ({_ORDER_AND_WHOSE}) WHERE stop_reason IS NULL",
+    "runs_not_over": f"runs ({_ORDER_AND_WHOSE}, ready_at) WHERE stop_reason IS NULL",
     "runs_failed": f"runs ({_ORDER_AND_WHOSE}) WHERE stop_reason <> 'completed'",
     "runs_rated": f"runs ({_ORDER_AND_WHOSE}, rating) WHERE rating IS NOT NULL",
 }
