@@ -20,8 +20,8 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Limits, TextPart, ToolCall, ToolQueue, ToolRegistry, Usage, UserMessage, tool
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.ports import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 

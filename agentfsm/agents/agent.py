@@ -18,6 +18,7 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.agents import extras, subagent
 from agentfsm.agents.agent_controls import AgentControls
 from agentfsm.agents.agent_starts import AgentStarts, StartOptions, check_option_names
@@ -35,7 +36,6 @@ from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS, suggest_field
 from agentfsm.engine.driver import LEASE_POLL_S
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.execution import ExecutionOptions
-from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.program_check import has_tool
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.stores.rules import check_run_id

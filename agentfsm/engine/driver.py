@@ -10,6 +10,7 @@ import anyio
 import attrs
 
 from agentfsm._lib.concurrency import is_foreign_cancellation
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -26,7 +27,6 @@ from agentfsm.core.usage import Usage
 from agentfsm.engine.deciders.answer_cache import keep_answer
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
-from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.execution.tool_access import build_run_context
 from agentfsm.engine.execution.unattended import apply_stop_requests

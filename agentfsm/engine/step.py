@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
@@ -23,7 +24,6 @@ from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
 from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit

@@ -12,7 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, tool
-from agentfsm.engine.execution.fairness import STEPS_PER_TICK, StepThrottle
+from agentfsm._lib.fairness import STEPS_PER_TICK, StepThrottle
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.testing import FunctionModel, ScriptedModel
 

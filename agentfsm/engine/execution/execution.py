@@ -15,9 +15,9 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 
 if TYPE_CHECKING:
+    from agentfsm._lib.fairness import StepThrottle
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.drain import Drain
-    from agentfsm.engine.execution.fairness import StepThrottle
     from agentfsm.engine.execution.run_spend import RunSpend
     from agentfsm.ports.store import Lease
     from agentfsm.streaming.stream import Listener

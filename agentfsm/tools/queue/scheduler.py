@@ -18,6 +18,7 @@ import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm._lib.concurrency import drive, make_waker, start_in_thread
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm._lib.limiter import Limiter, WakeCallback
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, first_error
@@ -483,10 +484,14 @@ class Scheduler:
     async def _run_worker(self) -> None:
         """Run ready calls, one after the other. The caller has counted this worker."""
         self._starting_workers -= 1
+        throttle = StepThrottle.current()
         try:
             while self._ready:
                 index = heappop(self._ready)
-                await checkpoint_if_cancelled()  # the only cancellation point if tools never wait
+                if throttle.try_acquire():
+                    await checkpoint_if_cancelled()
+                else:  # calls that never wait leave others their turn
+                    await throttle.acquire()
                 if not self._acquire_limiters(index):
                     continue
                 job = self._jobs[index]
