@@ -492,9 +492,9 @@ class Scheduler:
                     await checkpoint_if_cancelled()
                 else:  # calls that never wait leave others their turn
                     await throttle.acquire()
-                if not self._acquire_limiters(index):
-                    continue
                 job = self._jobs[index]
+                if job.limiters and not self._acquire_limiters(index):
+                    continue
                 running = self.queue.run_job(job)
                 try:
                     if self._wanted_workers > 0:
@@ -502,7 +502,8 @@ class Scheduler:
                     else:
                         result = await running
                 finally:
-                    self._release_limiters(job)
+                    if job.permits:
+                        self._release_limiters(job)
                 if result is not None:
                     self._results[index] = result
                     for group in self._scheduled[index].groups:
