@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
@@ -82,6 +83,7 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     drive = build_execution(config, journal, TokenLedger(own_start=run.own_start), ExecutionOptions(deps=deps))
     checked, found = 0, []
     for event in stored.events:
+        await StepThrottle.enter()
         run = journal.run
         if isinstance(event, e.Answered | e.Planned) and event.request:
             drive.ledger.update(run)

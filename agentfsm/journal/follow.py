@@ -17,6 +17,7 @@ import anyio
 import attrs
 
 from agentfsm._lib.concurrency import make_waker
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
@@ -156,6 +157,7 @@ class JournalFollower(AsyncIterator[JournalEvent]):
 
     async def __anext__(self) -> JournalEvent:
         try:
+            await StepThrottle.enter()  # events that are there already come without a wait
             while not self._ready and not self._is_over:
                 await self._fetch()
         except BaseException:

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter, RunSummary, Store
@@ -40,6 +41,7 @@ class RunIterator(AsyncIterator[RunSummary]):
     """Whether all runs were listed."""
 
     async def __anext__(self) -> RunSummary:
+        await StepThrottle.enter()  # runs of a page come without a wait
         while not self._summaries:
             if self._is_exhausted:
                 raise StopAsyncIteration

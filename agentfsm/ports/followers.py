@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias, get
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Event
@@ -263,6 +264,7 @@ class Follower(AsyncIterator[Delivery]):
         await self._add()
         while True:
             while self._taken:
+                await checkpoint()  # a store in memory does not wait
                 delivery = await self._read(self._taken[0])
                 self._taken.popleft()  # not before: a cancelled read loses nothing
                 if delivery is not None:

@@ -11,10 +11,12 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Limits, ToolCall, ToolQueue, ToolRegistry, tool
 from agentfsm._lib.fairness import STEPS_PER_TICK, StepThrottle
+from agentfsm.flow import Flow, each, step
 from agentfsm.ports import ProposedCall, Reply
-from agentfsm.testing import FunctionModel, ScriptedModel
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 CROWD = 5 * STEPS_PER_TICK
 
@@ -60,6 +62,93 @@ async def test_a_crowd_leaves_room_for_others_in_each_round_of_the_loop():
     assert asked == CROWD
     steps = [after - before for before, after in pairwise(looks)]
     assert max(steps) <= 2 * STEPS_PER_TICK  # trio does a round in any order, so parts of two may lie between two looks
+
+
+async def watch_stretches(work):
+    """Await the work, which is given a function to count with; return how much was counted between two looks at most.
+
+    A task that always wants to run looks once in each round of the event loop.
+    """
+    done, looks = 0, []
+
+    def count(_item=None):
+        nonlocal done
+        done += 1
+
+    async def look():
+        while True:
+            looks.append(done)
+            await checkpoint()
+
+    async with anyio.create_task_group() as others:
+        others.start_soon(look)
+        await work(count)
+        others.cancel_scope.cancel()
+    assert done >= CROWD
+    return max(after - before for before, after in pairwise([*looks, done]))
+
+
+async def execute_calls(count):
+    """Execute calls of one queue that end at once."""
+
+    @tool(read_only=True)
+    async def instant() -> None:
+        """End at once."""
+        count()
+
+    calls = [ToolCall(id=f"c{number}", name="instant", arguments="{}", key=f"k{number}") for number in range(CROWD)]
+    await ToolQueue(ToolRegistry.of([instant])).execute_all(calls)
+
+
+async def execute_items(count):
+    """Execute the items of a flow."""
+
+    @step(read_only=True)
+    async def load(item: int) -> None:
+        count()
+
+    run = await Flow([each(load, over="numbers", name="rows")], name="f").run({"numbers": list(range(CROWD))})
+    assert run.state == "done"
+
+
+async def follow_journal(count):
+    """Follow a journal that is there already."""
+    script = [say("", call("note", number=number)) for number in range(CROWD // 4)]
+
+    @tool(read_only=True)
+    async def note(number: int) -> None:
+        """Note a number."""
+
+    limits = Limits(turns=CROWD, tool_calls=CROWD)
+    agent = Agent(ScriptedModel(*script, "done"), tools=[note], limits=limits, store=MemoryStore())
+    async for event in agent.events((await agent.run("go")).id):
+        count(event)
+
+
+async def list_runs(count):
+    """List the runs of a store in memory."""
+    agent = Agent(FunctionModel(lambda _request: "done"), store=MemoryStore())
+    for _ in range(CROWD):
+        await agent.submit("go")
+    async for row in agent.runs.iterate():
+        count(row)
+
+
+async def take_deliveries(count):
+    """Take the changes of all runs of a store in memory."""
+    agent = Agent(FunctionModel(lambda _request: "done"), store=MemoryStore())
+    for _ in range(CROWD):
+        await agent.run("go")
+    async with agent.store.follow("f", wait=False) as deliveries:
+        async for delivery in deliveries:
+            count(delivery)
+            await delivery.done()
+
+
+@pytest.mark.parametrize("work", [execute_calls, execute_items, follow_journal, list_runs, take_deliveries])
+async def test_work_without_a_wait_leaves_others_their_turn(work):
+    """Of calls, items, events and runs that never wait, no more are taken in a round than a round has room for."""
+    assert await watch_stretches(work) <= 2 * STEPS_PER_TICK
 
 
 async def test_replies_that_come_together_are_taken_in_by_rounds():
