@@ -73,14 +73,14 @@ def gate():
     made.open()
 
 
-def hanging(gate: Gate, **options: object):
+def hanging(gate: Gate, name: str = "hang", **options: object):
     """A plain tool that hangs at a gate."""
 
     def hang() -> str:
         """Hang."""
         return gate()
 
-    return tool(name="hang", timeout_s=SHORT_S, **options)(hang)
+    return tool(name=name, timeout_s=SHORT_S, **options)(hang)
 
 
 # Async tools
@@ -414,9 +414,11 @@ async def test_a_plain_tool_has_its_context():
 
 async def test_hundreds_of_abandoned_threads_are_counted(gate):
     """The count is exact, and goes back to nothing."""
-    queue = ToolQueue(registry=ToolRegistry.of([hanging(gate, concurrency_safe=True)]), limit=200)
+    names = [f"hang_{number}" for number in range(200)]  # each with a circuit breaker of its own
+    tools = [hanging(gate, name, concurrency_safe=True) for name in names]
+    queue = ToolQueue(registry=ToolRegistry.of(tools), limit=200)
     with anyio.fail_after(HANG_S):
-        results = await queue.execute_all(asked(*["hang"] * 200))
+        results = await queue.execute_all(asked(*names))
     assert {result.outcome for result in results} == {Outcome.TIMED_OUT}
     assert queue.statistics().abandoned == 200
     gate.leave.set()
