@@ -40,7 +40,7 @@ POLL_S: Final = 1.0
 QUICK_POLL_S: Final = 0.1
 
 # Event types that end a run: those that lead to a state without further transitions.
-_FINAL_EVENTS: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
+FINAL_EVENTS: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
 
 
 @attrs.frozen(kw_only=True)
@@ -184,7 +184,7 @@ class JournalFollower(AsyncIterator[JournalEvent]):
         first = tail.version - len(events) + 1
         placed = [JournalEvent(run_id=self.run_id, version=n, event=each) for n, each in enumerate(events, first)]
         self._ready += [each for each in placed if each.version > self.after]
-        if events and type(events[-1]) in _FINAL_EVENTS:
+        if events and type(events[-1]) in FINAL_EVENTS:
             self._is_over = True
             self._close()
 

@@ -94,9 +94,11 @@ class DeltaQueue:
         self._pieces.append(piece)
         self._filled.set()
 
-    async def take(self) -> Piece:
-        """Wait for the next piece."""
+    async def take(self) -> Sequence[Piece]:
+        """Wait for the next piece, and return it with all behind it."""
         while not self._pieces:
             self._filled = anyio.Event()
             await self._filled.wait()
-        return self._pieces.popleft()
+        pieces = tuple(self._pieces)
+        self._pieces.clear()
+        return pieces

@@ -8,22 +8,23 @@ or another one passes them through Redis, and dropped for a client that lags beh
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from enum import StrEnum
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote, unquote
 
 import anyio
 import attrs
 
+from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
-from agentfsm.journal.follow import JournalEvent, is_blocked
+from agentfsm.journal.follow import is_blocked
 from agentfsm.serve.delta_hub import DeltaHub
-from agentfsm.serve.run_documents import strip_native
+from agentfsm.serve.journal_feeds import CHILD_POLL_S, MAX_BATCH, FeedEvent, JournalFeed, JournalFeeds, to_json
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -38,8 +39,6 @@ _log = logging.getLogger("agentfsm.serve")
 
 # Seconds between two comments on a stream without events, so that proxies keep the connection.
 HEARTBEAT_S: Final = 15.0
-# Seconds between two looks for runs of sub-agents while calls are open.
-CHILD_POLL_S: Final = 0.5
 # Milliseconds after which a browser connects again.
 RETRY_MS: Final = 1_000
 # Seconds for the end of a stream to be sent. A client that reads nothing loses its connection without it.
@@ -50,8 +49,6 @@ MAX_DIGITS: Final = 12
 MAX_RUNS: Final = 1_000
 
 Versions = dict[str, int]
-# `json.dumps` with these options would build an encoder for each event.
-_encode_json: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 def parse_position(text: str, run_id: str) -> Versions:
@@ -116,7 +113,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_event(self, item: JournalEvent, run: Run | None, position: str, /) -> str:
+    def encode_event(self, item: FeedEvent, run: Run | None, position: str, /) -> str:
         """Write an event of a journal.
 
         Args:
@@ -163,15 +160,13 @@ class JournalEncoder:
         """Return the time after which a client connects again."""
         return f"retry: {RETRY_MS}\n\n"
 
-    def encode_event(self, item: JournalEvent, _run: Run | None, position: str) -> str:
+    def encode_event(self, item: FeedEvent, _run: Run | None, position: str) -> str:
         """Write an event with its position as the id."""
-        document = item.to_dict()
-        strip_native(document["event"], self.caller)
-        return f"id: {position}\ndata: {to_json(document)}\n\n"
+        return f"id: {position}\ndata: {item.to_json(self.caller)}\n\n"
 
     def encode_delta(self, event: Delta, _offset: int) -> str:
         """Write a piece of text, without an id."""
-        return f"event: delta\ndata: {to_json(event.to_dict())}\n\n"
+        return _write_delta(event)
 
     def encode_end(self, _run: Run | None, _position: str) -> str:
         """Write the end of the run."""
@@ -183,6 +178,12 @@ class JournalEncoder:
             return ""
         kind = "end" if ending is Ending.DELETED else "retry"
         return f'event: {kind}\ndata: {{"reason": "{ending}"}}\n\n'
+
+
+@lru_cache(maxsize=256)
+def _write_delta(event: Delta) -> str:
+    """Write a piece of text, once for all streams."""
+    return f"event: delta\ndata: {to_json(event.to_dict())}\n\n"
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -200,6 +201,7 @@ class RunEventStream:
     encoder: StreamEncoder
     """Form of the events."""
 
+    feeds: JournalFeeds
     hub: DeltaHub
     scopes: set[anyio.CancelScope]
     """Scopes of the active streams, which the shutdown of the server cancels."""
@@ -297,10 +299,11 @@ class RunEventStream:
     async def _send_deltas(self) -> None:
         with self.hub.subscribe(self.root_id) as queue:
             while True:
-                event, offset = await queue.take()
-                if event.run_id in self._followed:
-                    async with self._lock:  # an encoder sees everything in the order in which it is sent
-                        await self._send_text(self.encoder.encode_delta(event, offset))
+                pieces = await queue.take()
+                await StepThrottle.enter()  # all streams have the piece at the same moment
+                async with self._lock:  # an encoder sees everything in the order in which it is sent
+                    shown = [each for each in pieces if each.event.run_id in self._followed]
+                    await self._send_text("".join([self.encoder.encode_delta(*each) for each in shown]))
 
     async def _follow(self, run_id: str) -> None:
         """Send the events of a run and, at the same time, those of its sub-agents, until all are over.
@@ -310,18 +313,22 @@ class RunEventStream:
         self._followed.add(run_id)
         activity = _Activity()
         is_blocked = run_id == self.run_id and await self._is_blocked()
-        async with anyio.create_task_group() as children:
-            if not is_blocked:
-                children.start_soon(self._follow_children, run_id, activity, children)
-                async for item in self.runs.events(run_id, after=self.versions.get(run_id, 0)):
-                    activity.note(item)
-                    await self._send_event(item)
-                    if is_blocked := run_id == self.run_id and await self._is_blocked():
-                        break
-            activity.end()
-            if is_blocked:
-                async with self._lock:  # so that no event is half sent
-                    children.cancel_scope.cancel()
+        size = 1 if self.encoder.ends_at_wait else MAX_BATCH  # a stream that ends at a wait sends nothing behind it
+        with self.feeds.open(await self.runs.header(run_id)) as feed:
+            async with anyio.create_task_group() as children:
+                if not is_blocked:
+                    children.start_soon(self._follow_children, feed, activity, children)
+                    async with aclosing(feed.follow(self.versions.get(run_id, 0), size)) as batches:
+                        async for batch in batches:
+                            for item in batch:
+                                activity.note(item)
+                            await self._send_events(batch)
+                            if is_blocked := run_id == self.run_id and await self._is_blocked():
+                                break
+                activity.end()
+                if is_blocked:
+                    async with self._lock:  # so that no event is half sent
+                        children.cancel_scope.cancel()
         if is_blocked:
             await self._send_rest_of_children(run_id)
 
@@ -340,14 +347,14 @@ class RunEventStream:
             version = self.versions.get(child.id, 0)
             await self._fold(child.id)
             for number, event in enumerate((await self.runs.store.read(child.id, version)).events, version + 1):
-                await self._send_event(JournalEvent(run_id=child.id, version=number, event=event))
+                await self._send_events([FeedEvent(run_id=child.id, version=number, event=event)])
             await self._send_rest_of_children(child.id)
 
-    async def _follow_children(self, run_id: str, activity: _Activity, tasks: TaskGroup) -> None:
+    async def _follow_children(self, feed: JournalFeed, activity: _Activity, tasks: TaskGroup) -> None:
         """Follow the runs of sub-agents as they begin: while calls are open, and once more at the end."""
         while True:
             is_over = activity.is_over
-            for child in await self.runs.children(run_id):
+            for child in await feed.list_children(self.versions.get(feed.header.id, 0)):
                 if child.id not in self._followed:
                     self._followed.add(child.id)
                     await self._fold(child.id)
@@ -362,13 +369,17 @@ class RunEventStream:
             self._folded[run_id] = await self.runs.load(run_id, at=self.versions.get(run_id, 0))
         return self._folded.get(run_id)
 
-    async def _send_event(self, item: JournalEvent) -> None:
+    async def _send_events(self, batch: Sequence[FeedEvent]) -> None:
+        """Send events of one run as one chunk."""
         async with self._lock:
-            run = self._folded.get(item.run_id)
-            if run is not None:
-                run = self._folded[item.run_id] = run.apply(item.event)
-            self.versions[item.run_id] = item.version
-            await self._send_text(self.encoder.encode_event(item, run, format_position(self.versions)))
+            texts = []
+            for item in batch:
+                run = self._folded.get(item.run_id)
+                if run is not None:
+                    run = self._folded[item.run_id] = run.apply(item.event)
+                self.versions[item.run_id] = item.version
+                texts.append(self.encoder.encode_event(item, run, format_position(self.versions)))
+            await self._send_text("".join(texts))
 
     async def _write(self, text: str) -> None:
         """Send a text that does not depend on what else is sent."""
@@ -389,7 +400,7 @@ class _Activity:
     _has_calls: bool = False
     _changed: anyio.Event = attrs.field(factory=anyio.Event)
 
-    def note(self, item: JournalEvent) -> None:
+    def note(self, item: FeedEvent) -> None:
         """Note an event of the run."""
         if isinstance(item.event, ToolStarted | ToolsReturned):
             self._has_calls = isinstance(item.event, ToolStarted)
@@ -406,8 +417,3 @@ class _Activity:
             await self._changed.wait()
         if not self.is_over:
             self._changed = anyio.Event()
-
-
-def to_json(value: Any) -> str:
-    """Return JSON on one line. A lone surrogate, which UTF-8 cannot encode, is escaped as all of non-ASCII is."""
-    return _encode_json(value)

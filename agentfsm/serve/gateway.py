@@ -37,6 +37,7 @@ from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
+from agentfsm.serve.journal_feeds import JournalFeeds
 from agentfsm.serve.metrics import RequestCounts, RunCounts
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class Gateway:
 
     hub: DeltaHub = attrs.field(factory=DeltaHub)
     """Passes on the text that models are writing."""
+
+    feeds: JournalFeeds = attrs.field(
+        default=attrs.Factory(lambda self: JournalFeeds(self.runs), takes_self=True), init=False
+    )
+    """Reads the journals that event streams follow."""
 
     counts: RequestCounts = attrs.field(factory=RequestCounts, init=False)
     """Counts for the metrics."""
@@ -346,6 +352,7 @@ class Gateway:
             root_id=(await self.runs.root(run_id)).id,
             versions=versions,
             encoder=encoder,
+            feeds=self.feeds,
             hub=self.hub,
             scopes=self.streams,
             headers=((b"location", f"/v1/runs/{quote(run_id)}".encode()),),
