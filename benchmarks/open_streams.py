@@ -3,7 +3,7 @@
 The server is a process of its own, with keys of 100 users. Each stream follows a run that waits for an approval, of
 20 runs in all. Measured are its memory, its processor time while nothing happens, and how long a health check takes,
 asked by a third process. A key is removed, and the time counts until its streams have ended. Then the runs are
-approved, and each goes on for 10 turns: the processor time of the server counts for each arrival of an event at a
+approved, and each goes on for 30 turns: the processor time of the server counts for each arrival of an event at a
 client, and the time from each event, as the journal has it, to its arrival, with health checks meanwhile.
 
 Beside it a bare endpoint of Starlette has as many streams. It is given the texts of the same events, several at a time,
@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import uvicorn
@@ -44,10 +44,11 @@ RUNS: Final = 20
 IDLE_S: Final = 5.0
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 PROGRAM: Final = '''
-from agentfsm import Agent, tool
+import structlog  # runs of so many turns are reported, and its import would be measured
+from agentfsm import Agent, Limits, tool
 from agentfsm.testing import ScriptedModel, call, say
 
-TURNS = 10
+TURNS = 30
 
 @tool(requires_approval=True)
 async def pay(amount: int) -> str:
@@ -66,7 +67,7 @@ class Payer(ScriptedModel):
         return await ScriptedModel(say("done") if count > TURNS else line).reply(request, emit)
 
 def build():
-    return Agent(Payer("x"), tools=[pay, look], name="shop")
+    return Agent(Payer("x"), tools=[pay, look], name="shop", limits=Limits(turns=TURNS + 5, tool_calls=TURNS + 5))
 '''
 AT: Final = re.compile(rb'"at":([0-9.]+)')
 # Events that the bare endpoint is given at a time, as many as a turn has.
@@ -100,14 +101,26 @@ async def ask(port: int, path: str, key: str) -> tuple[asyncio.StreamReader, asy
     return reader, writer
 
 
-async def follow(port: int, path: str, key: str, opened: asyncio.Queue[None], delays: list[float]) -> None:
+class Arrivals:
+    """Events that arrive at the clients of the gateway."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.delays_ms: list[float] = []
+        self.deltas = 0
+        """Pieces of text that models write, which have no place in a journal."""
+
+
+async def follow(port: int, path: str, key: str, opened: asyncio.Queue[None], arrivals: Arrivals) -> None:
     """Follow a run until its stream ends. Note when each new event has arrived after its time in the journal."""
     begun = time.time()
     reader, writer = await ask(port, path, key)
     opened.put_nowait(None)
     async for line in reader:
-        if line.startswith(b"data: ") and (found := AT.search(line)) and float(found[1]) > begun:
-            delays.append(time.time() - float(found[1]))
+        if line.startswith(b"event: delta"):
+            arrivals.deltas += 1
+        elif line.startswith(b"data: ") and (found := AT.search(line)) and float(found[1]) > begun:
+            arrivals.delays_ms.append((time.time() - float(found[1])) * 1e3)
     writer.close()
 
 
@@ -224,16 +237,16 @@ async def measure(port: int, process: Process, keys: Path, streams: int) -> tupl
     url = f"http://127.0.0.1:{port}"
     async with httpx2.AsyncClient(base_url=url, timeout=60.0) as client:
         headers = {"authorization": f"Bearer {users[-1]}"}
-        runs = []
-        for _ in range(RUNS):
-            made = await client.post("/v1/runs", json={"prompt": "x", "wait_s": 30}, headers=headers)
-            runs.append(made.json())
-        before_mb, cpu_s, delays = process.read_mb(), process.read_cpu_s(), list[float]()
+        alone_s = process.read_cpu_s()
+        await approve(client, await start_runs(client, headers), headers, wait_s=60)
+        alone_s = process.read_cpu_s() - alone_s
+        runs = await start_runs(client, headers)
+        before_mb, cpu_s, arrivals = process.read_mb(), process.read_cpu_s(), Arrivals()
         opened, begun = asyncio.Queue[None](), time.perf_counter()
         owned: dict[int, list[asyncio.Task[None]]] = {}
         for number in range(streams):
             path = f"/v1/runs/{runs[number % RUNS]['id']}/events"
-            task = asyncio.create_task(follow(port, path, users[number % USERS], opened, delays))
+            task = asyncio.create_task(follow(port, path, users[number % USERS], opened, arrivals))
             owned.setdefault(number % USERS, []).append(task)
         for _ in range(streams):
             await opened.get()
@@ -257,20 +270,38 @@ async def measure(port: int, process: Process, keys: Path, streams: int) -> tupl
         print(f"streams of a removed key had ended after {time.perf_counter() - begun:.1f} s")
         cpu_s = process.read_cpu_s()
         with health_checks(port) as times:
-            for run in runs:
-                [item] = run["pending"]
-                body = {"call_id": item["call_id"], "digest": item["digest"]}
-                answer = await client.post(f"/v1/runs/{run['id']}/approve", json=body, headers=headers)
-                assert answer.status_code == 202, answer.text
+            await approve(client, runs, headers)
             await asyncio.wait([task for tasks in owned.values() for task in tasks])
-        took_us = (process.read_cpu_s() - cpu_s) / len(delays) * 1e6
+        took_s = process.read_cpu_s() - cpu_s - alone_s
+        count = len(arrivals.delays_ms) + arrivals.deltas
         print(
-            f"from an event to its arrival: {describe([each * 1e3 for each in delays], 'ms')}; {len(delays):,} arrivals"
+            f"from an event to its arrival: {describe(arrivals.delays_ms, 'ms')}; {len(arrivals.delays_ms):,} arrivals "
+            f"and {arrivals.deltas:,} of pieces of text"
         )
         print(f"a health check meanwhile: {describe(times, 'ms')}, {max(times):.1f} ms at most")
+        print(f"processor time of the same runs without streams: {alone_s:.2f} s, which do not count below")
         answer = await client.get(f"/v1/runs/{runs[0]['id']}/events", headers=headers)
-        arrived = len(delays) // sum(map(len, owned.values()))
-        return took_us, re.findall(r"id: .*\ndata: .*\n\n", answer.text)[-arrived:]
+        arrived = count // sum(map(len, owned.values()))
+        return took_s / count * 1e6, re.findall(r"id: .*\ndata: .*\n\n", answer.text)[-arrived:]
+
+
+async def start_runs(client: httpx2.AsyncClient, headers: dict[str, str]) -> list[dict[str, Any]]:
+    """Start runs, and return them once they wait for their approval."""
+    body = {"prompt": "x", "wait_s": 30}
+    return [(await client.post("/v1/runs", json=body, headers=headers)).json() for _ in range(RUNS)]
+
+
+async def approve(
+    client: httpx2.AsyncClient, runs: list[dict[str, Any]], headers: dict[str, str], wait_s: int = 0
+) -> None:
+    """Approve the call that each run waits for; then wait for the end of the runs."""
+    for run in runs:
+        [item] = run["pending"]
+        body = {"call_id": item["call_id"], "digest": item["digest"]}
+        answer = await client.post(f"/v1/runs/{run['id']}/approve", json=body, headers=headers)
+        assert answer.status_code == 202, answer.text
+    for run in runs if wait_s else ():
+        await client.get(f"/v1/runs/{run['id']}", params={"wait_s": wait_s}, headers=headers)
 
 
 async def measure_bare(port: int, process: Process, streams: int, texts: list[str]) -> float:

@@ -97,6 +97,7 @@ class JournalFeed:
         missed: deque[FeedEvent] = deque()
         tail = await self._open_tail(version)
         while True:
+            await StepThrottle.enter()  # all streams have the events at the same moment
             if (first := version - tail.version + len(self._kept)) >= 0:
                 missed.clear()
                 batch: Sequence[FeedEvent] = self._kept[first : first + size]
@@ -106,12 +107,11 @@ class JournalFeed:
                     missed += self._place(version, await older.poll())
                 batch = [missed.popleft() for _ in range(min(size, len(missed)))]
             if batch:
-                await StepThrottle.enter()  # all streams have events at the same moment
                 yield batch
                 version = batch[-1].version
-            elif self._kept and type(self._kept[-1].event) in FINAL_EVENTS:
-                return
-            else:
+            if tail.version <= version:
+                if self._kept and type(self._kept[-1].event) in FINAL_EVENTS:
+                    return
                 await self._wait(tail, version)
 
     async def _open_tail(self, version: int) -> JournalTail:
@@ -152,13 +152,16 @@ class JournalFeed:
 
     async def list_children(self, version: int) -> Sequence[RunSummary]:
         """Return the runs of sub-agents that a run has called up to a version, as read a moment ago or now."""
-        async with self._children_lock:
-            known, at, children = self._children
-            now = anyio.current_time()
-            if known < version or now - at > CHILD_POLL_S / 2:
-                children = await self.runs.children(self.header.id)
-                self._children = version, now, children
-        return children
+        now = anyio.current_time()
+        if not self._has_children(version, now):
+            async with self._children_lock:
+                if not self._has_children(version, now):
+                    self._children = version, now, await self.runs.children(self.header.id)
+        return self._children[2]
+
+    def _has_children(self, version: int, now: float) -> bool:
+        known, at, _ = self._children
+        return known >= version and now - at <= CHILD_POLL_S / 2
 
     def close(self) -> None:
         """End the subscription at the store."""
