@@ -236,6 +236,35 @@ def is_foreign_cancellation(cancellation: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
+class SharedWork:
+    """Work that several tasks need and one of them does: when it stops, all others look whether theirs is done.
+
+    With a lock they would get their turn one after the other, each in a round of the event loop of its own.
+    """
+
+    __slots__ = ("_stopped",)
+
+    def __init__(self) -> None:
+        self._stopped: anyio.Event | None = None
+
+    async def do_until(self, is_done: Callable[[], bool], work: Callable[[], Awaitable[object]]) -> None:
+        """Return once it is done: do the work if nobody does, else wait. If who does it is cut off, another one does.
+
+        Raises:
+            Exception: that of the work, to the task that did it.
+        """
+        while not is_done():
+            if self._stopped is not None:
+                await self._stopped.wait()
+                continue
+            stopped = self._stopped = anyio.Event()
+            try:
+                await work()
+            finally:
+                self._stopped = None
+                stopped.set()
+
+
 @coroutine
 def drive(
     awaitable: Awaitable[T],

@@ -255,10 +255,12 @@ class AgentStarts(AgentFields[A_co]):
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
         run = await self.driver.record_instructions(run, deps)
         with suppress(LeaseHeldError):  # a worker executes it already
-            _header, lease = await self.store.create(run.header, durability=self.durability)
+            stored, lease = await self.store.create(run.header, durability=self.durability)
             try:
                 await self.store.release(lease).wait()
-                await self.driver.apply_stop_requests(run.id)
+                stopped = await self.driver.apply_stop_requests(run.id)
+                if stopped is None and stored == run.header:  # just created, and after no run that the store has found
+                    return run
                 return self.driver.attach_decoder(await self.runs.load(run.id))
             except StoreError as error:
                 raise _created_error(run.id, error) from error

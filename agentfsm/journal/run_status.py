@@ -85,7 +85,8 @@ async def read_status(store: Store, run: Run, resume: str = "") -> tuple[RunStat
     rows = () if run.is_over else await store.runs(Filter(id=run.id), limit=1)
     if not rows:  # over, or deleted meanwhile
         return find_past_status(run), ""
-    status = find_status(rows[0], await store.now(), is_paused=run.paused is not None)
+    now = await store.now() if rows[0].waiting else 0.0  # the status of others does not depend on it
+    status = find_status(rows[0], now, is_paused=run.paused is not None)
     return status, explain_standstill(rows[0], status, resume)
 
 

@@ -266,8 +266,8 @@ class Gateway:
         hook: str = "",
         traceparent: str = "",
         labels: Sequence[Label] = (),
-    ) -> tuple[str, bool]:
-        """Start a run of a caller. Return its id, and whether it is new.
+    ) -> tuple[Run, bool]:
+        """Start a run of a caller. Return it, and whether it is new.
 
         Args:
             caller: The caller: the run gets its user, tenant and roles.
@@ -326,10 +326,10 @@ class Gateway:
             await end_allowances(self.runs.store, run.header)
         async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
             needs_deps = chosen.driver.config.resolve_deferred is not None
-            stored = (await chosen.submit(run, deps=await self.resolve_deps(run) if needs_deps else None)).header
-        if stored.agent != chosen.name:  # another request was faster
+            stored = await chosen.submit(run, deps=await self.resolve_deps(run) if needs_deps else None)
+        if stored.header.agent != chosen.name:  # another request was faster
             raise _taken_key_error()
-        return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one
+        return stored, stored.header.nonce == run.header.nonce  # of racing requests, the store has the header of one
 
     async def find_keyed_run(self, caller: Caller, key: str, *, hook: str = "") -> tuple[str, Header | None]:
         """Return the id of the run for a key of a caller, and its header; None if there is no such run."""
@@ -476,10 +476,10 @@ class Gateway:
             with anyio.move_on_after(wait_s) as scope:
                 self._waits.add(scope)
                 try:
-                    await self.runs.wait(run_id)
+                    return self._attach_decoder(await self.runs.wait(run_id))
                 finally:
                     self._waits.discard(scope)
-        return await self.load(await self.runs.header(run_id))
+        return self._attach_decoder(await self.runs.load(run_id))
 
     async def load(self, header: Header, at: int | None = None) -> Run:
         """Return a run, at a version; its agent parses its output.
@@ -487,7 +487,11 @@ class Gateway:
         Raises:
             MisuseError: when the run does not have this version.
         """
-        return await self.agents.get(header.agent, self.runs).load(header.id, at=at)
+        return self._attach_decoder(await self.runs.load(header.id, at=at))
+
+    def _attach_decoder(self, run: Run) -> Run:
+        agent = self.agents.get(run.header.agent)
+        return run if agent is None else agent.driver.attach_decoder(run)
 
 
 def _distrust(message: Message) -> Message:

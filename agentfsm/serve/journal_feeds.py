@@ -9,11 +9,13 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
+from agentfsm._lib.concurrency import SharedWork
 from agentfsm._lib.fairness import StepThrottle
 from agentfsm.journal.follow import FINAL_EVENTS, JournalEvent, JournalTail
 from agentfsm.serve.run_documents import strip_native
@@ -62,8 +64,7 @@ class FeedEvent(JournalEvent):
 class JournalFeed:
     """The newest events of one run, for all streams that follow it.
 
-    A stream that finds nothing new waits for the store, for all of them. If it is cut off, or its read fails, the next
-    one does.
+    A stream that finds nothing new waits for the store, for all of them.
     """
 
     runs: Runs
@@ -77,16 +78,10 @@ class JournalFeed:
     _kept: list[FeedEvent] = attrs.field(factory=list, init=False)
     """The newest events up to the version of `_tail`, `MAX_KEPT` or up to twice as many."""
 
-    _is_awaited: bool = attrs.field(default=False, init=False)
-    """Whether a stream waits for the store."""
-
-    _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
-    """Set when that stream has stopped waiting."""
-
+    _wait: SharedWork = attrs.field(factory=SharedWork, init=False)
+    _search: SharedWork = attrs.field(factory=SharedWork, init=False)
     _children: tuple[int, float, Sequence[RunSummary]] = attrs.field(default=(-1, 0.0, ()), init=False)
     """Runs of sub-agents as they were read, the version of the run that was known before, and the time of the loop."""
-
-    _children_lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
 
     async def follow(self, version: int, size: int) -> AsyncGenerator[Sequence[FeedEvent], None]:
         """Yield the events after a version as they are written, up to `size` at a time, until the run is over.
@@ -112,7 +107,7 @@ class JournalFeed:
             if tail.version <= version:
                 if self._kept and type(self._kept[-1].event) in FINAL_EVENTS:
                     return
-                await self._wait(tail, version)
+                await self._wait.do_until(partial(self._is_past, version), partial(self._read_on, tail))
 
     async def _open_tail(self, version: int) -> JournalTail:
         """Return the end of the journal, read from a version on if no stream has done that."""
@@ -125,20 +120,12 @@ class JournalFeed:
                 self._keep(before, events)
         return self._tail
 
-    async def _wait(self, tail: JournalTail, version: int) -> None:
-        """Wait until the journal is longer, for this stream or with the one that waits already."""
-        while tail.version <= version:
-            if self._is_awaited:
-                await self._changed.wait()
-                continue
-            self._is_awaited = True
-            try:
-                known = tail.version
-                self._keep(known, await tail.wait())
-            finally:
-                self._is_awaited = False
-                self._changed.set()
-                self._changed = anyio.Event()
+    def _is_past(self, version: int) -> bool:
+        return self._tail is not None and self._tail.version > version
+
+    async def _read_on(self, tail: JournalTail) -> None:
+        known = tail.version
+        self._keep(known, await tail.wait())
 
     def _keep(self, version: int, events: Sequence[Event]) -> None:
         self._kept += self._place(version, events)
@@ -153,15 +140,17 @@ class JournalFeed:
     async def list_children(self, version: int) -> Sequence[RunSummary]:
         """Return the runs of sub-agents that a run has called up to a version, as read a moment ago or now."""
         now = anyio.current_time()
-        if not self._has_children(version, now):
-            async with self._children_lock:
-                if not self._has_children(version, now):
-                    self._children = version, now, await self.runs.children(self.header.id)
-        return self._children[2]
 
-    def _has_children(self, version: int, now: float) -> bool:
-        known, at, _ = self._children
-        return known >= version and now - at <= CHILD_POLL_S / 2
+        def is_known() -> bool:
+            known, at, _ = self._children
+            return known >= version and now - at <= CHILD_POLL_S / 2
+
+        async def search() -> None:
+            begun = anyio.current_time()
+            self._children = version, begun, await self.runs.children(self.header.id)
+
+        await self._search.do_until(is_known, search)
+        return self._children[2]
 
     def close(self) -> None:
         """End the subscription at the store."""

@@ -43,7 +43,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
 
     `traceparent` names the span that the run is below, unless the server itself is traced: then it is the server's.
     """
-    run_id, is_new = await gateway.start_run(
+    started, is_new = await gateway.start_run(
         caller,
         bodies.read_prompt(body.prompt),
         agent=body.agent,
@@ -52,8 +52,8 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
         key=request.headers.get("idempotency-key"),
         traceparent=read_traceparent(request),
     )
-    found = await gateway.wait_for(run_id, body.wait_s)
-    headers = {"location": f"/v1/runs/{run_id}"}
+    found = await gateway.wait_for(started.id, body.wait_s) if body.wait_s else started
+    headers = {"location": f"/v1/runs/{started.id}"}
     return JSONDocument(await build_run_document(gateway.runs.store, found), 201 if is_new else 200, headers)
 
 

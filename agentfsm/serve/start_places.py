@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._lib.concurrency import SharedWork
 from agentfsm.core.errors import ConflictError, RunNotFoundError, StoreError
 from agentfsm.core.header import short_hash
 from agentfsm.core.value import Value
@@ -93,7 +94,7 @@ class StartPlaces:
     _bounds: dict[str, tuple[int, int, float]] = attrs.field(factory=dict, init=False)
     """Upper bounds of the runs that wait, by queue; see `_Room`."""
 
-    _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    _decisions: SharedWork = attrs.field(factory=SharedWork, init=False)
 
     @asynccontextmanager
     async def take(self, run_id: str, limits: Sequence[PlaceLimit]) -> AsyncIterator[PlaceLimit | None]:
@@ -109,9 +110,7 @@ class StartPlaces:
         self._waiting.append(start)
         is_started = False
         try:
-            async with self._lock:
-                if not start.is_decided:
-                    await self._decide_waiting()
+            await self._decisions.do_until(lambda: start.is_decided, self._decide_waiting)
             yield start.refused_by
             is_started = start.refused_by is None
         finally:
@@ -120,8 +119,7 @@ class StartPlaces:
             self._over.add(run_id)
             if not is_started and start.refused_by is None:
                 with anyio.move_on_after(_LEAVE_TIMEOUT_S, shield=True), suppress(StoreError):
-                    async with self._lock:
-                        await self._decide_waiting()
+                    await self._decisions.do_until(lambda: run_id not in self._over, self._decide_waiting)
 
     async def _decide_waiting(self) -> None:
         """Decide about all starts that wait, with one write of the record."""

@@ -164,7 +164,7 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
             answer=prompt,
             traceparent=read_traceparent(request),
         )
-    run_id, _ = await gateway.start_run(
+    started, _ = await gateway.start_run(
         caller,
         prompt,
         agent=body.model,
@@ -173,7 +173,7 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
         key=key,
         traceparent=read_traceparent(request),
     )
-    return Turn(run_id=run_id, versions={})
+    return Turn(run_id=started.id, versions={})
 
 
 def _find_conversation(request: Request, body: ChatBody) -> str | None:

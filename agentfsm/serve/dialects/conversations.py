@@ -69,8 +69,8 @@ async def say(
         MisuseError: when the answer does not fit the question.
     """
     if key is not None and (await gateway.find_keyed_run(caller, key))[1] is not None:
-        run_id, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
-        return Turn(run_id=run_id, versions={})
+        started, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
+        return Turn(run_id=started.id, versions={})
     run = await find_latest_run(gateway, caller, session)
     known_key = None
     if key is not None:
@@ -78,7 +78,7 @@ async def say(
     if run is not None and known_key is not None and await knows_message(gateway.runs, run.id, known_key):
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
-        run_id, _ = await gateway.start_run(
+        started, _ = await gateway.start_run(
             caller,
             prompt,
             agent=agent,
@@ -87,7 +87,7 @@ async def say(
             metadata=metadata or {},
             traceparent=traceparent,
         )
-        return Turn(run_id=run_id, versions={})
+        return Turn(run_id=started.id, versions={})
     message_key = known_key or await _number_message(gateway.runs, run.id, request_hash)
     versions = await collect_versions(gateway.runs, run.id, run.version)
     if answer is not None and (item := _find_question(run)) is not None:

@@ -163,7 +163,7 @@ class CallerRunTools:
         started, _ = await self.gateway.start_run(
             ctx.deps, prompt, agent=agent, session=session, key=key, labels=FROM_MODEL
         )
-        return await self._wait_for(ctx, started, wait_s)
+        return await self._wait_for(ctx, started.id, wait_s)
 
     async def send(self, ctx: _Context, run_id: _Name, text: _Text) -> Noted:
         """Send the agent of a run a message; it reads the message at its next turn.

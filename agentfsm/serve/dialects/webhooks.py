@@ -198,7 +198,7 @@ class _IncomingHooks:
         assert hook is not None  # noqa: S101  it is authenticated
         text = admit_answer(request.state.content.decode("utf-8", "replace"), hook.user)  # before it gets its marks
         prompt = (TextPart(text=hook.prompt), TextPart(text=fence_untrusted(text)))
-        run_id, is_new = await gateway.start_run(
+        started, is_new = await gateway.start_run(
             caller,
             prompt,
             agent=hook.agent,
@@ -207,7 +207,7 @@ class _IncomingHooks:
             hook=hook.name,
             labels=[Label.UNTRUSTED],
         )
-        return JSONResponse({"run_id": run_id, "new": is_new}, 202)
+        return JSONResponse({"run_id": started.id, "new": is_new}, 202)
 
     async def receive_input(self, gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
         """Send a run a signed delivery as input of the kind webhook, once for each `webhook-id`."""

@@ -81,6 +81,9 @@ BLOCKED_S: Final = 60.0
 # The largest integer of a database. A model may report more tokens.
 MAX_INT64: Final = 2**63 - 1
 
+# Records, and their bytes together, that are decoded at once, in less than 0.5 ms: another thread costs 0.1 to 0.2 ms.
+MAX_DECODED: Final = 16
+MAX_DECODED_BYTES: Final = 8 * 1024
 # Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
 # other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
@@ -649,8 +652,13 @@ class ThreadedStore(Store, Generic[L]):
         return await start_in_thread(lambda: tuple(decode_post(run_id, *row) for row in rows)).wait() if rows else ()
 
     async def read(self, run_id: str, after: int = 0) -> StoredRun:
-        """Return the header and the events after that version, decoded in another thread."""
+        """Return the header and the events after that version; a long journal is decoded in another thread."""
         version, records = await self._run_job(lambda backend: backend.read(run_id, after), run_id=run_id, writes=False)
+        if (
+            len(records) <= MAX_DECODED
+            and sum([len(body) for _, body in records if isinstance(body, bytes)]) <= MAX_DECODED_BYTES
+        ):
+            return _decode_journal(run_id, after, version, records)
         return await start_in_thread(lambda: _decode_journal(run_id, after, version, records)).wait()
 
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
