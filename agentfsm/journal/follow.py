@@ -116,20 +116,29 @@ class JournalTail:
             RunNotFoundError: if the run does not exist, or was deleted.
         """
         if self._subscription is None:
-            self._subscription = weakref.finalize(
-                self, self.store.subscribe(f"run:{self.run_id}", make_waker(self._wake_signal.set))
-            )
-            self._subscription.atexit = False
-        was_woken = True
+            self.subscribe()
+            self._wake_signal.set()  # what was appended before is not announced
         while True:
-            self._wake_signal.event = anyio.Event()  # before the poll: a later append sets this event
-            if events := await self.poll():
-                self.poll_s = POLL_S if was_woken else QUICK_POLL_S
-                return events
             with anyio.move_on_after(self.poll_s):
                 await self._wake_signal.event.wait()
             was_woken = self._wake_signal.event.is_set()
+            self._wake_signal.event = anyio.Event()  # before the poll: a later append sets this event
+            try:
+                events = await self.poll()
+            except BaseException:
+                self._wake_signal.set()  # the next wait polls at once
+                raise
+            if events:
+                self.poll_s = POLL_S if was_woken else QUICK_POLL_S
+                return events
             self.poll_s = min(POLL_S, 2 * self.poll_s)
+
+    def subscribe(self) -> None:
+        """Hear of appends from now on. If the journal is read after that, `wait` need not begin with a read."""
+        self._subscription = weakref.finalize(
+            self, self.store.subscribe(f"run:{self.run_id}", make_waker(self._wake_signal.set))
+        )
+        self._subscription.atexit = False
 
     def close(self) -> None:
         """End the subscription."""
@@ -204,10 +213,12 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
     Raises:
         RunNotFoundError: if the run does not exist, or was deleted.
     """
-    run = await load_run(store, run_id, ended_runs=ended_runs)
-    tail = JournalTail(store, run_id, run.version, run.header)
+    tail = JournalTail(store, run_id, 0)
+    tail.subscribe()
     is_told = False
     try:
+        run = await load_run(store, run_id, ended_runs=ended_runs)
+        tail.version, tail.header = run.version, run.header
         while not run.is_over and not await is_blocked(store, run):
             with anyio.move_on_after(math.inf if is_told else STANDSTILL_S) as scope:
                 run = run.fold(await tail.wait())

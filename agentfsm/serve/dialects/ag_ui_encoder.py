@@ -33,7 +33,8 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
-from agentfsm.serve.event_stream import Ending, to_json
+from agentfsm.serve.event_stream import Ending
+from agentfsm.serve.journal_feeds import to_json
 from agentfsm.streaming.stream import TextDelta
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from agentfsm.serve.dialects.chat_tasks import answer_task
 from agentfsm.serve.dialects.conversations import Turn, find_latest_run, say, was_said
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
-from agentfsm.serve.event_stream import Ending, to_json
+from agentfsm.serve.event_stream import Ending
+from agentfsm.serve.journal_feeds import to_json
 from agentfsm.serve.queries import read_traceparent
 from agentfsm.streaming.stream import TextDelta
 
