@@ -42,6 +42,7 @@ OTHERS = (
     "engines",
     "event_streams",
     "open_streams",
+    "starts",
     "injections",
     "detection",
     "direct_harm",

@@ -208,6 +208,7 @@ def serve_bare() -> None:
     ]
     config = uvicorn.Config(Starlette(routes=routes), port=0, http="h11", access_log=False, backlog=STREAMS)
     bound = config.bind_socket()
+    bound.listen(STREAMS)
     print(f"http://127.0.0.1:{bound.getsockname()[1]}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run(sockets=[bound])
 

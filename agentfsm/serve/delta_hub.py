@@ -94,11 +94,14 @@ class DeltaQueue:
         self._pieces.append(piece)
         self._filled.set()
 
-    async def take(self) -> Sequence[Piece]:
-        """Wait for the next piece, and return it with all behind it."""
+    async def wait(self) -> None:
+        """Wait until there is a piece."""
         while not self._pieces:
             self._filled = anyio.Event()
             await self._filled.wait()
+
+    def take(self) -> Sequence[Piece]:
+        """Return all pieces that are there."""
         pieces = tuple(self._pieces)
         self._pieces.clear()
         return pieces

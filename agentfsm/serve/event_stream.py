@@ -297,10 +297,13 @@ class RunEventStream:
             await self._write(": waiting\n\n")
 
     async def _send_deltas(self) -> None:
+        throttle = StepThrottle.current()
         with self.hub.subscribe(self.root_id) as queue:
             while True:
-                pieces = await queue.take()
-                await StepThrottle.enter()  # all streams have the piece at the same moment
+                await queue.wait()
+                if not throttle.try_acquire():  # all streams have the piece at the same moment
+                    await throttle.acquire()
+                pieces = queue.take()
                 async with self._lock:  # an encoder sees everything in the order in which it is sent
                     shown = [each for each in pieces if each.event.run_id in self._followed]
                     await self._send_text("".join([self.encoder.encode_delta(*each) for each in shown]))

@@ -90,9 +90,10 @@ class JournalFeed:
             RunNotFoundError: when the run was deleted.
         """
         missed: deque[FeedEvent] = deque()
-        tail = await self._open_tail(version)
+        tail, throttle = await self._open_tail(version), StepThrottle.current()
         while True:
-            await StepThrottle.enter()  # all streams have the events at the same moment
+            if not throttle.try_acquire():  # all streams have the events at the same moment
+                await throttle.acquire()
             if (first := version - tail.version + len(self._kept)) >= 0:
                 missed.clear()
                 batch: Sequence[FeedEvent] = self._kept[first : first + size]
