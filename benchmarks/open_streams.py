@@ -6,9 +6,9 @@ asked by a third process. A key is removed, and the time counts until its stream
 approved, and each goes on for 30 turns: the processor time of the server counts for each arrival of an event at a
 client, and the time from each event, as the journal has it, to its arrival, with health checks meanwhile.
 
-Beside it a bare endpoint of Starlette has as many streams. It is given the texts of the same events, several at a time,
-which are made already, and passes them to a queue for each stream, one chunk for each event. Both run on uvicorn with
-h11, and their clients read over real sockets.
+Beside it a bare endpoint of Starlette has as many streams. It is given the texts of as many events, which are made
+already, several at a time and at the pace of the runs, and passes them to a queue for each stream, one chunk for each.
+Both run on uvicorn with h11, and their clients read over real sockets.
 """
 
 from __future__ import annotations
@@ -187,13 +187,13 @@ def serve_bare() -> None:
         return StreamingResponse(write(), media_type="text/event-stream")
 
     async def put(request: Request) -> Response:
-        texts = await request.json()
+        texts, pause_s = await request.json()
         for first in range(0, len(texts), EVENTS_PER_TURN):
             for queues in groups.values():
                 for queue in queues:
                     for text in texts[first : first + EVENTS_PER_TURN]:
                         queue.put_nowait(text)
-                await asyncio.sleep(0)
+                await asyncio.sleep(pause_s)
         for queue in [queue for queues in groups.values() for queue in queues]:
             queue.put_nowait(None)
         return Response()
@@ -232,8 +232,8 @@ def started(command: list[str], place: Path) -> Iterator[tuple[int, Process]]:
         server.wait()
 
 
-async def measure(port: int, process: Process, keys: Path, streams: int) -> tuple[float, list[str]]:
-    """Measure the gateway, and print. Return the time per arrival in us, and the texts that a stream got then."""
+async def measure(port: int, process: Process, keys: Path, streams: int) -> tuple[float, list[str], float]:
+    """Measure the gateway, and print. Return the us per arrival, as many texts as a stream got, and in what time."""
     users = [add_key(keys, Caller(user=f"u{number}", scopes={"run", "approve"})) for number in range(USERS)]
     url = f"http://127.0.0.1:{port}"
     async with httpx2.AsyncClient(base_url=url, timeout=60.0) as client:
@@ -269,10 +269,11 @@ async def measure(port: int, process: Process, keys: Path, streams: int) -> tupl
         remove_keys(keys, "u0", None)
         await asyncio.wait(owned.pop(0))
         print(f"streams of a removed key had ended after {time.perf_counter() - begun:.1f} s")
-        cpu_s = process.read_cpu_s()
+        cpu_s, begun = process.read_cpu_s(), time.perf_counter()
         with health_checks(port) as times:
             await approve(client, runs, headers)
             await asyncio.wait([task for tasks in owned.values() for task in tasks])
+            lasted_s = time.perf_counter() - begun
         took_s = process.read_cpu_s() - cpu_s - alone_s
         count = len(arrivals.delays_ms) + arrivals.deltas
         print(
@@ -283,7 +284,8 @@ async def measure(port: int, process: Process, keys: Path, streams: int) -> tupl
         print(f"processor time of the same runs without streams: {alone_s:.2f} s, which do not count below")
         answer = await client.get(f"/v1/runs/{runs[0]['id']}/events", headers=headers)
         arrived = count // sum(map(len, owned.values()))
-        return took_s / count * 1e6, re.findall(r"id: .*\ndata: .*\n\n", answer.text)[-arrived:]
+        texts = re.findall(r"id: .*\ndata: .*\n\n", answer.text)
+        return took_s / count * 1e6, (texts * 2)[-arrived:], lasted_s
 
 
 async def start_runs(client: httpx2.AsyncClient, headers: dict[str, str]) -> list[dict[str, Any]]:
@@ -305,7 +307,7 @@ async def approve(
         await client.get(f"/v1/runs/{run['id']}", params={"wait_s": wait_s}, headers=headers)
 
 
-async def measure_bare(port: int, process: Process, streams: int, texts: list[str]) -> float:
+async def measure_bare(port: int, process: Process, streams: int, texts: list[str], lasted_s: float) -> float:
     """Measure the bare endpoint, and print. Return the time per arrival in us."""
     opened = asyncio.Queue[None]()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
@@ -316,7 +318,7 @@ async def measure_bare(port: int, process: Process, streams: int, texts: list[st
         await asyncio.sleep(1.0)
         cpu_s = process.read_cpu_s()
         with health_checks(port) as times:
-            await client.post("/put", json=texts)
+            await client.post("/put", json=[texts, lasted_s / RUNS / len(texts) * EVENTS_PER_TURN])
             counts = await asyncio.gather(*tasks)
     assert set(counts) == {len(texts)}, set(counts)
     print(f"a health check of the bare endpoint meanwhile: {describe(times, 'ms')}, {max(times):.1f} ms at most")
@@ -337,9 +339,9 @@ def main(count: str = str(STREAMS)) -> int:
         command = ["agentfsm", "serve", "crowd:build", "--keys", str(keys), "--http", "127.0.0.1:0"]
         command += ["--store", str(place / "runs.db"), "--connections", most, "--connections-per-address", most]
         with started(command, place) as (port, process):
-            own_us, texts = asyncio.run(measure(port, process, keys, streams))
+            own_us, texts, lasted_s = asyncio.run(measure(port, process, keys, streams))
     with started(["benchmarks.open_streams", "bare"], Path.cwd()) as (port, process):
-        bare_us = asyncio.run(measure_bare(port, process, streams, texts))
+        bare_us = asyncio.run(measure_bare(port, process, streams, texts, lasted_s))
     print(
         f"processor time of the server per arrival of an event: {own_us:.1f} us, {own_us / bare_us:.1f} times that of "
         f"the bare endpoint ({bare_us:.1f} us)"
