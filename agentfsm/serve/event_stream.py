@@ -245,6 +245,7 @@ class RunEventStream:
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Stream."""
+        await StepThrottle.enter()  # after a restart all clients connect at once
         self._send = send
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),

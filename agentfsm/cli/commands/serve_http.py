@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import hmac
 import os
 import secrets
@@ -269,6 +270,7 @@ async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNot
         trusted_proxies=[connections.parse_network(each) for each in args.trust_proxy],
         always_answered=checks,
     )
+    gc.freeze()  # what is loaded by now stays: a full collection would look at it each time, with all requests waiting
     with server.bind_socket(host, int(port)) as bound:
         await server.serve(
             guarded,
