@@ -47,6 +47,62 @@ async def pay() -> str:
     return "paid"
 
 
+class CountingStore(MemoryStore):
+    """Counts the reads of journals, and the appends."""
+
+    reads = 0
+    appends = 0
+
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
+        """Count, and read."""
+        self.reads += 1
+        return await super().read(run_id, after)
+
+    def append(self, *args, **options):
+        """Count, and append."""
+        self.appends += 1
+        return super().append(*args, **options)
+
+
+@pytest.mark.parametrize("way", ["events", "wait"])
+async def test_who_follows_reads_once_for_each_append(way):
+    """And once at the beginning: what comes is announced."""
+    store, let = CountingStore(), anyio.Event()
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        await let.wait()
+        for _ in range(5):  # so that the follower takes each append in
+            await checkpoint()
+        return "seen"
+
+    agent = Agent(ScriptedModel(*[say("", call("look"))] * 4, "Done."), tools=[look], store=store)
+    run, follower = await agent.submit("go"), Runs(store)
+    before, reads = store.appends, 0
+
+    async def watch():
+        nonlocal reads
+        if way == "wait":
+            await follower.wait(run.id)
+        else:
+            async for _ in follower.events(run.id):
+                pass
+        reads = store.reads
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        for _ in range(10):
+            await checkpoint()
+        begun = store.reads
+        tasks.start_soon(agent.resume, run.id)
+        for _ in range(10):
+            await checkpoint()
+        let.set()
+    assert begun <= 2
+    assert reads - begun <= store.appends - before + 1  # one by the execution
+
+
 def clerk(store) -> Agent:
     """An agent that asks before it pays, and says what came of it."""
     return Agent(ScriptedModel(say("", call("pay")), "Done."), tools=[pay], store=store, name="clerk")

@@ -12,6 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Limits, ToolCall, ToolQueue, ToolRegistry, tool
+from agentfsm._lib.concurrency import SharedWork
 from agentfsm._lib.fairness import STEPS_PER_TICK, StepThrottle
 from agentfsm.flow import Flow, each, step
 from agentfsm.ports import ProposedCall, Reply
@@ -149,6 +150,44 @@ async def take_deliveries(count):
 async def test_work_without_a_wait_leaves_others_their_turn(work):
     """Of calls, items, events and runs that never wait, no more are taken in a round than a round has room for."""
     assert await watch_stretches(work) <= 2 * STEPS_PER_TICK
+
+
+async def test_who_needs_the_same_work_waits_for_it_together():
+    """One of them does it; if that one is cut off, another does; and then all go on in the same round of the loop."""
+    shared, begun, ended, let, looks, went_on = SharedWork(), 0, False, anyio.Event(), 0, []
+    first = anyio.CancelScope()
+
+    async def work():
+        nonlocal begun, ended
+        begun += 1
+        if begun == 1:
+            first.cancel()
+        await let.wait()
+        ended = True
+
+    async def need(scope):
+        with scope:
+            await shared.do_until(lambda: ended, work)
+            went_on.append(looks)
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(as_started, need, first)
+        for _ in range(CROWD):
+            tasks.start_soon(need, anyio.CancelScope())
+        while begun < 2:
+            await checkpoint()
+        let.set()
+        while len(went_on) < CROWD:
+            looks += 1
+            await checkpoint()
+    assert begun == 2
+    assert max(went_on) - min(went_on) <= 2
+
+
+async def as_started(function, *args, task_status):
+    """Report that a function is called, and call it."""
+    task_status.started()
+    await function(*args)
 
 
 async def test_replies_that_come_together_are_taken_in_by_rounds():
