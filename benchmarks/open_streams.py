@@ -3,7 +3,7 @@
 The server is a process of its own, with keys of 100 users. Each stream follows a run that waits for an approval, of
 20 runs in all. Measured are its memory, its processor time while nothing happens, and how long a health check takes,
 asked by a third process. A key is removed, and the time counts until its streams have ended. Then the runs are
-approved, and each goes on for 30 turns: the processor time of the server counts for each arrival of an event at a
+approved, and each goes on for 20 turns: the processor time of the server counts for each arrival of an event at a
 client, and the time from each event, as the journal has it, to its arrival, with health checks meanwhile.
 
 Beside it a bare endpoint of Starlette has as many streams. It is given the texts of as many events, which are made
@@ -41,14 +41,14 @@ from benchmarks.__main__ import machine
 STREAMS: Final = 2_000
 USERS: Final = 100
 RUNS: Final = 20
-IDLE_S: Final = 5.0
+IDLE_S: Final = 20.0
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 PROGRAM: Final = '''
 import structlog  # runs of so many turns are reported, and its import would be measured
 from agentfsm import Agent, Limits, tool
 from agentfsm.testing import ScriptedModel, call, say
 
-TURNS = 30
+TURNS = 20
 
 @tool(requires_approval=True)
 async def pay(amount: int) -> str:
@@ -310,7 +310,7 @@ async def approve(
 async def measure_bare(port: int, process: Process, streams: int, texts: list[str], lasted_s: float) -> float:
     """Measure the bare endpoint, and print. Return the time per arrival in us."""
     opened = asyncio.Queue[None]()
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600.0) as client:
         readers = [count_events(port, f"/live/{number % RUNS}", opened) for number in range(streams)]
         tasks = [asyncio.create_task(each) for each in readers]
         for _ in range(streams):
