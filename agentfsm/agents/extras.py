@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.agents.validation import as_messages
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import check_history
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.agents.worker import RunStarter
     from agentfsm.core.header import Header
+    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.engine.driver import Driver
     from agentfsm.engine.execution.config import DeferredInstructions
@@ -23,6 +29,21 @@ def resolve_model(model: Model | str) -> Model:
     """Return the model, or the one that a name such as `"openai:gpt-5"` stands for."""
     found: Model = import_module("agentfsm.models.model_names").resolve_model(model)
     return found
+
+
+def read_history(messages: Sequence[Message] | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return a conversation as a history of a run: messages, or dicts as in chat completions, which need the SDK.
+
+    Raises:
+        MisuseError: if a message has another form, or there are none.
+    """
+    given: tuple[Any, ...] = as_messages(messages)  # type: ignore[arg-type]  # dicts are converted below
+    if any(isinstance(each, Mapping) for each in given):
+        given = import_module("agentfsm.models.openai.conversion").from_openai(given)
+    check_history(given)
+    if not given:
+        raise MisuseError("messages=[]: give the messages of a conversation, oldest first")
+    return given
 
 
 def read_instructions(given: object) -> tuple[Callable[[Header], Header] | None, DeferredInstructions | None]:

@@ -1,12 +1,12 @@
-"""Evaluate agents: cases with several valid paths, repeated runs, and comparisons that say when they are undecided."""
+"""Evaluate agents: cases with several turns and valid paths, repeated runs, and comparisons that may be undecided."""
 
-from agentfsm.evals.case import Case, ExpectedCall, Suite
+from agentfsm.evals.case import Case, ExpectedCall, SimulatedUser, Suite, Turn
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
-from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer
+from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, TurnResult
 from agentfsm.evals.suite_files import add_case, evaluate_prompt, load_suite
 
 __all__ = [
@@ -24,7 +24,10 @@ __all__ = [
     "JudgeCalibration",
     "RubricJudge",
     "RunScorer",
+    "SimulatedUser",
     "Suite",
+    "Turn",
+    "TurnResult",
     "add_case",
     "calibrate",
     "compare",

@@ -1,17 +1,23 @@
-"""Cases of an evaluation: an input, and the properties that a good run of an agent has."""
+"""Cases of an evaluation: what a user says and decides, and the properties that a good run of an agent has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+import mimetypes
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
+from agentfsm.agents.extras import read_history
+from agentfsm.agents.validation import as_roles, to_plain_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import short_hash
-from agentfsm.core.messages import JSON
+from agentfsm.core.messages import JSON, AudioPart, FilePart, ImagePart, Message, Part, TextPart, UserMessage
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.prompts import ReplyCheck
@@ -19,6 +25,7 @@ from agentfsm.prompts.assertions import as_checks
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.ports.model import Model
 
 # Hexadecimal digits of the id of a case that was given none: enough to tell the inputs of a suite apart.
 CASE_ID_DIGITS: Final = 8
@@ -101,54 +108,243 @@ def _as_tags(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _as_world_check(given: WorldCheck | str | None) -> WorldCheck | None:
+def _load_function(given: Any, field: str) -> Any:
+    """Return what is given, or for a text the function that it names as module:function."""
     if not isinstance(given, str):
         return given
     module, colon, name = given.partition(":")
     if not colon:
-        raise MisuseError(f"Case(check={given!r}): name a function as module:function")
+        raise MisuseError(f"Case({field}={given!r}): name a function as module:function")
     try:
-        found: WorldCheck = getattr(import_module(module), name)
+        return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise MisuseError(f"Case(check={given!r}) cannot be loaded: {error}") from error
+        raise MisuseError(f"Case({field}={given!r}) cannot be loaded: {error}") from error
+
+
+def _as_world_check(given: WorldCheck | str | None) -> WorldCheck | None:
+    found: WorldCheck | None = _load_function(given, "check")
     return found
+
+
+def _as_input(given: str | Mapping[str, JSON]) -> str:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, Mapping) else given
+
+
+@attrs.frozen(kw_only=True)
+class Turn(Value):
+    """One thing that the user of a case does: exactly one of `input`, `send`, `approve`, `reject` and `answer`.
+
+    Raises:
+        MisuseError: if it is none or several of them.
+    """
+
+    input: str = attrs.field(default="", converter=_as_input, validator=STRING, kw_only=False)
+    """Text that the user writes. It begins the next run of the conversation, or answers the question that its run waits
+    with.
+    """
+
+    send: str = attrs.field(default="", validator=STRING)
+    """Text that arrives in the inbox of a run while the agent works on the turn before, or while it waits."""
+
+    approve: str = attrs.field(default="", validator=STRING)
+    """Tool whose waiting call is approved; "plan" for a plan."""
+
+    reject: str = attrs.field(default="", validator=STRING)
+    """Tool whose waiting call is rejected; "plan" for a plan."""
+
+    answer: str | Mapping[str, JSON] = ""
+    """Answer to the question that the run waits with: a text, or an object that fits its schema."""
+
+    arguments: Mapping[str, JSON] | None = None
+    """With `approve`: arguments in place of the model's. None: the model's."""
+
+    message: str = attrs.field(default="", validator=STRING)
+    """With `reject`: the reason, which the model reads."""
+
+    expect: tuple[ReplyCheck, ...] = attrs.field(default=(), converter=as_checks)
+    """Checks of the answer of this turn, as `Case.expect`."""
+
+    paths: tuple[CallPath, ...] | None = attrs.field(default=None, converter=_as_paths)
+    """Valid paths of the tool calls of this turn, as `Case.paths`. None: they are not scored by themselves."""
+
+    def __attrs_post_init__(self) -> None:
+        names = ("input", "send", "approve", "reject", "answer")
+        if len([name for name in names if getattr(self, name)]) != 1:
+            raise MisuseError(f"{shorten_repr(self)}: give exactly one of {', '.join(names)}")
+
+    def __str__(self) -> str:
+        if self.approve or self.reject:
+            return f"(approves {self.approve})" if self.approve else f"(rejects {self.reject}) {self.message}".rstrip()
+        answer = self.answer if isinstance(self.answer, str) else json.dumps(self.answer, ensure_ascii=False)
+        return self.input or self.send or answer
+
+
+@attrs.frozen(kw_only=True)
+class SimulatedUser(Value):
+    """A model that plays the user of a case, as the last of its `turns`.
+
+    It reads the answers of the agent, and writes the next text, until its stop rule holds. If the agent waits for an
+    approval or an answer, it decides. Each reply is a run in the agent's store, so none is made twice.
+    """
+
+    goal: str = attrs.field(validator=NAME, kw_only=False)
+    """What the user wants, knows and is like."""
+
+    model: Model | str
+    """Model that plays the user, or its name. A cheap one will do."""
+
+    stop: str = attrs.field(default="the goal is reached, or clearly cannot be reached", validator=NAME)
+    """When the user ends the conversation, in words."""
+
+    max_turns: int = attrs.field(default=8, validator=COUNT)
+    """Turns of the user after which the conversation ends in any case. Default 8."""
+
+
+# Takes the newest run of the conversation, None before the first, and returns the next turn, or None at the end.
+NextTurn: TypeAlias = Callable[["Run[Any] | None"], "Turn | str | Awaitable[Turn | str | None] | None"]
+
+
+def _as_turns(given: Iterable[object] | SimulatedUser | NextTurn | str) -> tuple[Turn | SimulatedUser | NextTurn, ...]:
+    if isinstance(given, str) or callable(given):
+        return (_load_function(given, "turns"),)
+    if isinstance(given, SimulatedUser | Mapping) or not isinstance(given, Iterable):
+        return (_as_turn(given),)
+    return tuple(map(_as_turn, given))
+
+
+def _as_turn(given: Any) -> Turn | SimulatedUser | NextTurn:
+    match given:
+        case str():
+            return Turn(given)
+        case Mapping():
+            kind: Any = SimulatedUser if "goal" in given else Turn
+            if unknown := next((name for name in given if name not in attrs.fields_dict(kind)), None):
+                raise MisuseError(f"Case(turns=...): a {kind.__name__} has no field {unknown!r}")
+            try:
+                made: Turn | SimulatedUser = kind(**given)
+            except TypeError as error:
+                raise MisuseError(f"Case(turns=[{shorten_repr(given)}]): {error}") from None
+            return made
+    if isinstance(given, Turn | SimulatedUser):
+        return given
+    if callable(given):
+        user: NextTurn = given  # pyright: ignore[reportAssignmentType]  its result is checked when it is called
+        return user
+    raise MisuseError(f"Case(turns=[{shorten_repr(given)}]): give texts, turns, and at the end a user or a function")
+
+
+def _as_files(given: Iterable[str | os.PathLike[str] | Part]) -> tuple[Part, ...]:
+    if isinstance(given, str | os.PathLike | Mapping):
+        raise MisuseError(f"Case(files={shorten_repr(given)}): give a list of paths")
+    return tuple([_read_file(Path(each)) if isinstance(each, str | os.PathLike) else each for each in given])
+
+
+def _read_file(path: Path) -> Part:
+    """Return a file as a part of a prompt: an image, a recording, a text, or else a document."""
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    try:
+        data = path.read_bytes()
+        if kind.startswith("image/"):
+            return ImagePart.of(data, kind)
+        if kind.startswith("audio/"):
+            return AudioPart.of(data, kind)
+        if kind == "application/pdf":
+            return FilePart.of(data, kind, path.name)
+        return TextPart(text=f"{path.name}:\n{data.decode()}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisuseError(
+            f"Case(files=...): {path} cannot be read: {error}; a part of a message may be given"
+        ) from None
+
+
+def _as_history(given: Sequence[Message] | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    return read_history(given) if given else ()
+
+
+def _as_memory(given: Iterable[str | Mapping[str, Any]] | None) -> tuple[str | Mapping[str, Any], ...] | None:
+    if isinstance(given, str | Mapping):
+        raise MisuseError(f"Case(memory={shorten_repr(given)}): give a list of texts, or of arguments of `remember`")
+    return None if given is None else tuple(given)
+
+
+def _as_metadata(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return to_plain_json(given, "metadata")
+
+
+def _name_case(case: Case) -> str:
+    facts = [str(case.input), *map(str, case.turns), *map(repr, case.messages)]
+    return short_hash("\n".join(facts), CASE_ID_DIGITS)
 
 
 @attrs.frozen(kw_only=True)
 class Case(Value):
-    """An input, and the properties that a good run has. A property that is not given is not scored.
+    """What a user says, and the properties that a good run has. A property that is not given is not scored.
+
+    It begins with `input`, the first of `turns`, or the last of `messages`.
 
     Raises:
         MisuseError: if a field has the wrong form.
     """
 
-    input: str = attrs.field(validator=NAME)
-    """The task, as a user writes it."""
+    input: str = attrs.field(default="", converter=_as_input, validator=STRING)
+    """The task, as a user writes it; for a flow, its inputs as a mapping."""
 
-    id: str = attrs.field(
-        default=attrs.Factory(lambda case: short_hash(str(case.input), CASE_ID_DIGITS), takes_self=True),
-        validator=NAME,
-    )
-    """Name of the case, unique in its suite. Default: a hash of the input."""
+    turns: tuple[Turn | SimulatedUser | NextTurn, ...] = attrs.field(default=(), converter=_as_turns)
+    """What the user does after the input: texts, a `Turn` for a decision or a message, and at the end perhaps a
+    `SimulatedUser`, or a function, plain or async, that takes the newest run and returns the next turn, or None.
+    """
+
+    messages: tuple[Message, ...] = attrs.field(default=(), converter=_as_history)
+    """Conversation that the case continues, oldest first: messages, or dicts as in chat completions. Without an input,
+    the last one, of the user, is the input.
+    """
+
+    id: str = attrs.field(default=attrs.Factory(_name_case, takes_self=True), validator=NAME)
+    """Name of the case, unique in its suite. Default: a hash of what the user says."""
+
+    user: str | None = attrs.field(default=None, validator=NAME.or_none())
+    """User on whose behalf the runs work; None for none."""
+
+    session: str | None = attrs.field(default=None, validator=NAME.or_none())
+    """Session in the agent's store whose conversation the case continues, if there is one. The runs are in a session of
+    their own, whose name begins with this one, so it stays as it is. None: no session.
+    """
+
+    roles: tuple[str, ...] = attrs.field(default=(), converter=as_roles)
+    """Roles of the user."""
+
+    tenant: str | None = attrs.field(default=None, validator=NAME.or_none())
+    """Tenant of the user; None for none."""
+
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=_as_metadata)
+    """Metadata of the runs, as plain JSON."""
+
+    memory: tuple[str | Mapping[str, Any], ...] | None = attrs.field(default=None, converter=_as_memory)
+    """Items that the memory of the user has at the beginning: texts, or arguments of `Memory.remember`. The runs read
+    and write a memory of their own, with nothing else in it. None: the agent's memory as it is.
+    """
+
+    files: tuple[Part, ...] = attrs.field(default=(), converter=_as_files)
+    """Files that the user attaches to the first text: paths, or parts of a message. A text file is read as text."""
 
     paths: tuple[CallPath, ...] | None = attrs.field(default=None, converter=_as_paths)
-    """Valid paths of tool calls; the run is compared with the nearest. The calls of a path have an order, except those
-    of a set. `[]` is the path without calls. None: calls are not scored.
+    """Valid paths of tool calls, over all turns; they are compared with the nearest. The calls of a path have an order,
+    except those of a set. `[]` is the path without calls. None: calls are not scored.
     """
 
     expect: tuple[ReplyCheck, ...] = attrs.field(default=(), converter=as_checks)
-    """Checks of the answer: `json_valid()`, `contains("42")`, ..., as in tests of prompts."""
+    """Checks of the last answer: `json_valid()`, `contains("42")`, ..., as in tests of prompts."""
 
     check: WorldCheck | None = attrs.field(default=None, converter=_as_world_check, validator=FUNCTION.or_none())
-    """Check of the world after the run: a function, plain or async, or its name as "module:function". It takes the run
-    and its dependencies, and returns True, or False or the reason why the effect is not the expected one.
+    """Check of the world at the end: a function, plain or async, or its name as "module:function". It takes the last
+    run and its dependencies, and returns True, or False or the reason why the effect is not the expected one.
     """
 
     answer: str = attrs.field(default="", validator=STRING)
     """Expected answer, for judges; empty if there is none. It is compared by meaning, never as text."""
 
     max_steps: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    """Turns that a good run needs at most. None: steps are not scored."""
+    """Turns of the model that a good run needs at most. None: steps are not scored."""
 
     max_usd: float | None = attrs.field(default=None, validator=POSITIVE.or_none())
     """US dollars that a good run costs at most. None: cost is not scored."""
@@ -164,6 +360,52 @@ class Case(Value):
 
     recorded: str = attrs.field(default="", validator=STRING)
     """Id of the run that the case was made from, for the speeds "replay" and "recorded"; empty if there is none."""
+
+    def __attrs_post_init__(self) -> None:
+        first, *rest = self.all_turns or (None,)
+        if first is None:
+            raise MisuseError("Case(...) says nothing: give input=, turns=, or messages= that end with the user's")
+        if isinstance(first, Turn) and not first.input:
+            raise MisuseError(f"Case(turns=[{shorten_repr(first)}, ...]): the first turn is a text")
+        if any(not isinstance(each, Turn) for each in (first, *rest)[:-1]):
+            raise MisuseError("Case(turns=...): a simulated user goes on to the end, so it is the last of the turns")
+        if self.memory is not None and self.user is None:
+            raise MisuseError("Case(memory=...): give user=, whose memory it is")
+        if self.messages and self.session is not None:
+            raise MisuseError(
+                "Case(messages=..., session=...): both are a conversation to go on from: give one of them"
+            )
+
+    @property
+    def all_turns(self) -> tuple[Turn | SimulatedUser | NextTurn, ...]:
+        """The turns, the input among them."""
+        if self.input:
+            return (Turn(self.input), *self.turns)
+        last = self.messages[-1] if self.messages else None
+        return (Turn(last.text), *self.turns) if isinstance(last, UserMessage) else self.turns
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The messages before the first turn."""
+        is_input = not self.input and self.messages and isinstance(self.messages[-1], UserMessage)
+        return self.messages[:-1] if is_input else self.messages
+
+    def list_facts(self) -> list[Any]:
+        """Return what the runs depend on beside the first text, as JSON; empty for a case that is only a text."""
+        turns = [
+            [getattr(each, name) for name in ("input", "send", "approve", "reject", "answer", "arguments", "message")]
+            if isinstance(each, Turn)
+            else [each.goal, each.stop, each.max_turns, getattr(each.model, "name", each.model)]
+            if isinstance(each, SimulatedUser)
+            else getattr(each, "__qualname__", type(each).__qualname__)
+            for each in self.all_turns
+        ]
+        about = [self.user, self.session, list(self.roles), self.tenant, dict(self.metadata), self.memory]
+        said = [[repr(each) for each in self.history], [repr(each) for each in self.files]]
+        plain: list[Any] = [None, None, [], None, {}, None, [], []]
+        return (
+            [] if [*about, *said] == plain and len(turns) == 1 and isinstance(turns[0], list) else [turns, about, said]
+        )
 
 
 def _as_cases(given: Iterable[Case]) -> tuple[Case, ...]:

@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
-from agentfsm.evals.scorers import Grade
+from agentfsm.evals.scorers import Grade, TurnResult
 
 # Version of the form of the file.
 RESULT_FORMAT: Final = 1
@@ -33,7 +33,7 @@ class CaseResult(Value):
     """Number of the run among those of the case, from 1."""
 
     run_id: str
-    """Id of the run in the store, for `agentfsm show`."""
+    """Id of the last run in the store, for `agentfsm show`."""
 
     grades: Mapping[str, Grade]
     """Grade by the name of the scorer."""
@@ -48,13 +48,16 @@ class CaseResult(Value):
     """Reason why the run ended; empty if it waits for a person."""
 
     turns: int = 0
-    """Turns of the run."""
+    """Turns of the model."""
 
     tokens: int = 0
     """Input and output tokens, sub-agents included."""
 
     usd: float | None = None
     """US dollars; None if a price is unknown."""
+
+    user_usd: float | None = 0.0
+    """US dollars of the simulated user, 0 without one; None if a price is unknown."""
 
     seconds: float = 0.0
     """Active time of the run."""
@@ -64,6 +67,9 @@ class CaseResult(Value):
 
     is_kept: bool = False
     """Whether the run was made by an earlier evaluation of the same version, and was only graded again."""
+
+    conversation: tuple[TurnResult, ...] = ()
+    """The turns of the user with their grades; empty if the case is a single text."""
 
     findings: tuple[str, ...] = ()
     """Reasons to doubt the result, such as a call that was not recorded."""
@@ -178,6 +184,10 @@ class Evaluation(Value):
 
 
 def _read_result(data: Mapping[str, Any]) -> CaseResult:
-    grades = {name: Grade(**grade) for name, grade in data["grades"].items()}
-    lists = {name: tuple(data[name]) for name in ("tags", "calls", "findings")}
-    return CaseResult(**{**data, **lists, "grades": grades})
+    lists: dict[str, Any] = {name: tuple(data[name]) for name in ("tags", "calls", "findings")}
+    turns = [TurnResult(**{**each, "grades": _read_grades(each["grades"])}) for each in data.get("conversation", ())]
+    return CaseResult(**{**data, **lists, "conversation": tuple(turns), "grades": _read_grades(data["grades"])})
+
+
+def _read_grades(data: Mapping[str, Any]) -> dict[str, Grade]:
+    return {name: Grade(**grade) for name, grade in data.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,8 +14,8 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.value import Value
 from agentfsm.evals.case import CallPath, Case, ExpectedCall
-from agentfsm.prompts import find_failures
-from agentfsm.testing.models import FunctionModel
+from agentfsm.evals.conversation import PlayedTurn, record
+from agentfsm.prompts import ReplyCheck, find_failures
 
 if TYPE_CHECKING:
     from agentfsm.core.calls import CallRecord
@@ -38,14 +37,37 @@ class Grade(Value):
 
 
 @attrs.frozen(kw_only=True)
+class TurnResult(Value):
+    """Result of one turn of a conversation."""
+
+    said: str
+    """What the user said or did."""
+
+    run_id: str
+    """Id of the run that the turn began, or was about."""
+
+    grades: Mapping[str, Grade]
+    """Grade by aspect, "outcome" and "tool_path", as far as the turn has expectations of its own."""
+
+
+@attrs.frozen(kw_only=True)
 class GradedRun(Value):
-    """A run that scorers grade, with its case."""
+    """A run that scorers grade, with its case, and the conversation that it is the last of."""
 
     case: Case
     """The case."""
 
     run: Run[Any]
-    """The run: over, or waiting for a person, which counts as not completed."""
+    """The last run: over, or waiting for a person, which counts as not completed."""
+
+    runs: tuple[Run[Any], ...] = attrs.field(default=attrs.Factory(lambda graded: (graded.run,), takes_self=True))
+    """All runs of the conversation, oldest first: one for each text of the user."""
+
+    played: tuple[PlayedTurn, ...] = ()
+    """The turns of the case as they were carried out, those of a simulated user included."""
+
+    stop: str = ""
+    """Reason why a turn of the case could not be carried out; empty if all were."""
 
     agent: Agent[Any]
     """The agent of the run."""
@@ -91,13 +113,27 @@ class OutcomeScorer(Value):
 
     async def grade(self, graded: GradedRun) -> Grade:
         """Grade a run. A check of the world that raises leaves the run unscored."""
-        run, case = graded.run, graded.case
-        if run.state is not State.DONE:
-            stop = f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
-            return Grade(0.0, stop)
-        if failures := find_failures(case.expect, run.answer):
-            return Grade(0.0, "; ".join(failures))
+        case = graded.case
+        if graded.stop:
+            return Grade(0.0, graded.stop)
+        if (why := _find_failure(graded.run, case.expect)) is not None:
+            return Grade(0.0, why)
+        for number, played in enumerate(graded.played, 1):
+            if played.turn.expect and (why := _find_failure(find_run(graded, played), played.turn.expect)) is not None:
+                return Grade(0.0, f"turn {number}: {why}")
         return Grade(1.0) if case.check is None else await _record_check(graded)
+
+
+def find_run(graded: GradedRun, played: PlayedTurn) -> Run[Any]:
+    """Return the run that a turn began, or was about."""
+    return next(each for each in graded.runs if each.id == played.run_id)
+
+
+def _find_failure(run: Run[Any], checks: Sequence[ReplyCheck]) -> str | None:
+    """Return the reason why a run has no answer that passes the checks; None if it has one."""
+    if run.state is not State.DONE:
+        return f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
+    return "; ".join(find_failures(checks, run.answer)) or None
 
 
 async def _record_check(graded: GradedRun) -> Grade:
@@ -105,28 +141,40 @@ async def _record_check(graded: GradedRun) -> Grade:
     check, run = graded.case.check, graded.run
     assert check is not None  # noqa: S101  the caller has looked
 
-    async def decide(_request: object) -> str:
+    async def decide() -> list[object]:
         try:
             found: object = check(run, graded.deps)
             found = await found if isawaitable(found) else found
         except Exception as error:  # noqa: BLE001  the check is the user's code
-            return json.dumps([None, f"the check raised {type(error).__name__}: {error}"])
+            return [None, f"the check raised {type(error).__name__}: {error}"]
         if found is True:
-            return json.dumps([1.0, ""])
+            return [1.0, ""]
         if found is False or isinstance(found, str):
-            return json.dumps([0.0, found or "the check of the world failed"])
-        return json.dumps([None, f"the check returned {type(found).__name__}: return True, False or a reason"])
+            return [0.0, found or "the check of the world failed"]
+        return [None, f"the check returned {type(found).__name__}: return True, False or a reason"]
 
-    checker = Agent(FunctionModel(decide), name="eval-check", store=graded.agent.store, clock=graded.agent.clock)
     check_id = f"{run.id}-check"
     if not graded.has_world:
         try:
-            await checker.load(check_id)
+            await graded.agent.runs.header(check_id)
         except RunNotFoundError:
             return Grade(None, "another process had begun the run, so its world is gone: evaluate with another label")
-    checked = await checker.run(f"Check the world after the run {run.id}.", id=check_id)
-    value, reason = json.loads(checked.answer)
+    value, reason = await record(graded.agent, check_id, f"Check the world after the run {run.id}.", decide)
     return Grade(value, reason)
+
+
+def grade_turns(graded: GradedRun) -> tuple[TurnResult, ...]:
+    """Return the grades of each turn that has expectations of its own; a turn without any has no grade."""
+    found = []
+    for played in graded.played:
+        run, turn, grades = find_run(graded, played), played.turn, dict[str, Grade]()
+        if turn.expect:
+            why = _find_failure(run, turn.expect)
+            grades["outcome"] = Grade(1.0) if why is None else Grade(0.0, why)
+        if turn.paths is not None:
+            grades["tool_path"] = _grade_path(turn.paths, run.calls)
+        found.append(TurnResult(said=str(turn), run_id=run.id, grades=grades))
+    return tuple(found)
 
 
 @attrs.frozen
@@ -143,12 +191,13 @@ class PathScorer(Value):
     async def grade(self, graded: GradedRun) -> Grade:
         """Grade a run; a case without paths is not scored."""
         paths = graded.case.paths
-        if paths is None:
-            return NOT_SCORED
-        calls = [call for call in graded.run.calls if call.outcome is not Outcome.SKIPPED]
-        value = max((align(path, calls) for path in paths or [()]), default=0.0)
-        made = ", ".join(call.name for call in calls) or "none"
-        return Grade(value, "" if value == 1 else f"calls: {made}")
+        return NOT_SCORED if paths is None else _grade_path(paths, [call for run in graded.runs for call in run.calls])
+
+
+def _grade_path(paths: Sequence[CallPath], made: Sequence[CallRecord]) -> Grade:
+    calls = [call for call in made if call.outcome is not Outcome.SKIPPED]
+    value = max((align(path, calls) for path in paths or [()]), default=0.0)
+    return Grade(value, "" if value == 1 else f"calls: {', '.join(call.name for call in calls) or 'none'}")
 
 
 def align(path: CallPath, calls: Sequence[CallRecord]) -> float:
@@ -180,6 +229,12 @@ def _count_matches(group: Sequence[ExpectedCall], calls: Sequence[CallRecord]) -
     return sum(place(wanted, set()) for wanted in range(len(group)))
 
 
+def add_usd(given: Iterable[float | None]) -> float | None:
+    """Return the sum of costs; None if one is unknown."""
+    found = [*given]
+    return None if None in found else sum(each for each in found if each is not None)
+
+
 @attrs.frozen
 class LimitScorer(Value):
     """Grades `min(1, limit / actual)` for turns, US dollars or seconds of active time."""
@@ -189,17 +244,18 @@ class LimitScorer(Value):
 
     async def grade(self, graded: GradedRun) -> Grade:
         """Grade a run; a case without the limit, and a run whose cost is unknown, are not scored."""
-        case, cost = graded.case, graded.agent.cost(graded.run)
+        case, costs = graded.case, [graded.agent.cost(run) for run in graded.runs]
         measures: Mapping[str, tuple[float | None, float | None]] = {
-            "steps": (case.max_steps, graded.run.turn),
-            "cost": (case.max_usd, cost.usd),
-            "latency": (case.max_seconds, cost.duration_s),
+            "steps": (case.max_steps, sum(run.turn for run in graded.runs)),
+            "cost": (case.max_usd, add_usd([cost.usd for cost in costs])),
+            "latency": (case.max_seconds, sum(cost.duration_s for cost in costs)),
         }
         limit, actual = measures[self.name]
         if limit is None:
             return NOT_SCORED
         if actual is None:
-            return Grade(None, f"the price of {', '.join(cost.unpriced)} is unknown")
+            unpriced = dict.fromkeys(name for cost in costs for name in cost.unpriced)
+            return Grade(None, f"the price of {', '.join(unpriced)} is unknown")
         value = min(1.0, limit / actual) if actual > 0 else 1.0
         return Grade(value, "" if value == 1 else f"{actual:g} of {limit:g}")
 

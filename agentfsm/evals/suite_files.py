@@ -1,7 +1,9 @@
-"""Suites in files of YAML or JSON Lines, cases made from real runs, and the tests of a prompt as cases."""
+"""Suites in files of YAML, JSON, JSON Lines or CSV, cases made from real runs, and the tests of a prompt as cases."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import textwrap
 from collections import Counter
@@ -29,10 +31,17 @@ if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
 
 _FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
+# Columns of CSV whose cells are numbers, and those that are lists of words.
+_NUMBERS: Final = frozenset({"max_steps", "max_usd", "max_seconds"})
+_WORDS: Final = frozenset({"roles", "tags", "files"})
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read a suite: YAML with `cases:` and optionally `name:`, or JSON Lines with one case in each line.
+    """Read a suite: YAML or JSON with `cases` and optionally `name`, JSON Lines with a case in each line, or CSV.
+
+    The first row of a CSV names fields of a case; a column `metadata.NAME` is one value of its metadata. Cells that
+    begin with a bracket are JSON, and lists of words are separated by commas. Paths of `files` are those beside the
+    suite.
 
     Raises:
         MisuseError: if the file cannot be read, or a case is wrong; the message names it.
@@ -48,39 +57,75 @@ def load_suite(path: str | Path) -> Suite:
 
 def _parse_suite(text: str, file: Path) -> Suite:
     """Return the suite that the text of a file describes."""
-    if file.suffix in {".yaml", ".yml"}:
-        name, cases = _parse_yaml(text, file)
-    elif file.suffix == ".jsonl":
-        name = file.stem
-        try:
+    name, kind = file.stem, file.suffix
+    try:
+        if kind in {".yaml", ".yml"}:
+            name, cases = _read_cases(_parse_yaml(text, file), file)
+        elif kind == ".json":
+            name, cases = _read_cases(json.loads(text), file)
+        elif kind == ".jsonl":
             cases = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError) as error:
-            raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
-    else:
-        raise MisuseError(f"the suite {file}: give a file .yaml or .jsonl, or module:suite for one in Python")
-    return Suite([_build_case(each, f"{file}, case {number}") for number, each in enumerate(cases, 1)], name=name)
+        elif kind == ".csv":
+            cases = [_parse_row(row) for row in csv.DictReader(io.StringIO(text), strict=True)]
+        else:
+            raise MisuseError(
+                f"the suite {file}: give a file .yaml, .json, .jsonl or .csv, or module:suite for one in Python"
+            )
+    except (ValueError, RecursionError) as error:
+        raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
+    except csv.Error as error:
+        raise MisuseError(f"the suite {file} is not CSV: {error}") from None
+    return Suite([_build_case(each, file, number) for number, each in enumerate(cases, 1)], name=name)
 
 
-def _parse_yaml(text: str, file: Path) -> tuple[str, Sequence[Any]]:
+def _parse_yaml(text: str, file: Path) -> Any:
     with require_extra("a suite in YAML", "evals", "yaml"):
         import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
     try:
-        data = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise MisuseError(f"the suite {file} is not YAML: {error}") from None
+
+
+def _read_cases(data: Any, file: Path) -> tuple[str, Sequence[Any]]:
     match data:
         case {"cases": [*cases], **rest} if rest.keys() <= {"name"}:
             return str(rest.get("name") or file.stem), cases
+        case [*cases] if file.suffix == ".json":
+            return file.stem, cases
     raise MisuseError(f"the suite {file}: give a list of cases below `cases:`, and nothing else but `name:`")
 
 
-def _build_case(data: object, place: str) -> Case:
-    if not isinstance(data, Mapping) or "input" not in data:
-        raise MisuseError(f"{place}: {shorten_repr(data)} has no `input`")
+def _parse_row(row: Mapping[str | None, Any]) -> dict[str, Any]:
+    """Return the fields of a case from a row of CSV; an empty cell is a field that is not given."""
+    case: dict[str, Any] = {}
+    if row.get(None):
+        raise csv.Error(f"a row has more cells than the first one: {shorten_repr(row[None])}")
+    for column, cell in row.items():
+        if not cell or column is None:
+            continue
+        name, _, key = column.strip().partition(".")
+        value = json.loads(cell) if cell[0] in "[{" or name in _NUMBERS else cell
+        if name in _WORDS and isinstance(value, str):
+            value = [word.strip() for word in value.split(",")]
+        if key:
+            case.setdefault(name, {})[key] = value
+        else:
+            case[name] = value
+    return case
+
+
+def _build_case(data: object, file: Path, number: int) -> Case:
+    place = f"{file}, case {number}"
+    if not isinstance(data, Mapping):
+        raise MisuseError(f"{place}: {shorten_repr(data)} is not a case: give its fields by name")
     if unknown := next((name for name in data if name not in _FIELDS), None):
         raise MisuseError(f"{place} has the unknown field {unknown!r}; fields: {', '.join(_FIELDS)}")
+    given = dict(data)
+    if isinstance(files := given.get("files"), list):
+        given["files"] = [file.parent / each if isinstance(each, str) else each for each in files]
     try:
-        return Case(**data)
+        return Case(**given)
     except MisuseError as error:
         raise MisuseError(f"{place}: {error}") from None
 

@@ -330,6 +330,10 @@ class Memory(RunMemory):
         mine._vectors = self._vectors  # noqa: SLF001  the vectors of an index are checked once
         return mine
 
+    def apart(self) -> Memory:
+        """Return an empty memory with the same options, in a temporary file: for evaluations and trials."""
+        return attrs.evolve(self, index=SQLiteIndex())
+
     # Write.
 
     async def remember(

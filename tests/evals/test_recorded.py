@@ -125,12 +125,23 @@ async def test_a_call_that_was_not_recorded(shop):
     [
         ("s.yaml", "cases: [", "is not YAML"),
         ("s.yaml", "- input: a", "give a list of cases below `cases:`"),
-        ("s.yaml", "cases:\n  - {input: a}\n  - {inptu: b}", r"s\.yaml, case 2: .* has no `input`"),
-        ("s.yaml", "cases:\n  - {input: a, path: []}", "case 1 has the unknown field 'path'; fields: input, id, paths"),
+        ("s.yaml", "cases:\n  - {input: a}\n  - {inptu: b}", r"s\.yaml, case 2 has the unknown field 'inptu'"),
+        (
+            "s.yaml",
+            "cases:\n  - {input: a, path: []}",
+            "case 1 has the unknown field 'path'; fields: input, turns, messages",
+        ),
         ("s.yaml", "cases:\n  - {input: a, max_steps: none}", "case 1: Case"),
         ("s.jsonl", '{"input": "a"}\n{', "has a line that is not JSON"),
         ("s.jsonl", "", "one Case or more"),
-        ("s.txt", "", "give a file .yaml or .jsonl"),
+        ("s.yaml", "cases:\n  - {user: ann}", r"case 1: Case\(\.\.\.\) says nothing: give input="),
+        ("s.yaml", "cases:\n  - go", "case 1: 'go' is not a case"),
+        ("s.yaml", "cases:\n  - {turns: [a, {aprove: pay}]}", "case 1: Case.*a Turn has no field 'aprove'"),
+        ("s.json", '{"cases": 1}', "give a list of cases"),
+        ("s.csv", "input,inptu\na,b\n", "case 1 has the unknown field 'inptu'"),
+        ("s.csv", "input\na,b\n", r"is not CSV: a row has more cells"),
+        ("s.csv", "input,paths\na,[\n", "is not JSON"),
+        ("s.txt", "", "give a file .yaml, .json, .jsonl or .csv"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path, name, text, message):

@@ -1,0 +1,398 @@
+"""Carry out the turns of a case: each text is a run, and decisions and messages reach the run that they are about.
+
+The ids of all runs follow from the case and the repeat, and what is decided while the conversation goes on (the reply
+of a simulated user, the call that an approval is for) is recorded as a run of its own, before it has an effect. So a
+conversation that was interrupted goes on where it was, and one that is over is read again without a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import attrs
+
+from agentfsm.agents.agent import Agent
+from agentfsm.agents.agent_starts import StartOptions
+from agentfsm.agents.extras import resolve_model
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.plans import PLAN_TOOL
+from agentfsm.core.value import Value
+from agentfsm.evals.case import Case, NextTurn, SimulatedUser, Turn
+from agentfsm.ports.store import Filter
+from agentfsm.testing.models import FunctionModel
+from agentfsm.tools.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Message
+    from agentfsm.core.pending import Pending
+    from agentfsm.core.run import Run
+
+# What a simulated user replies at the end, and to decide on a call.
+_END: Final = "[END]"
+_APPROVE: Final = "[APPROVE]"
+_REJECT: Final = "[REJECT]"
+_USER_PROMPT: Final = (
+    "You play the user in a conversation with an assistant. You write the user's messages, one at a time, and never "
+    "the assistant's. Write as the user would, and tell only what was asked for or what the next step needs. Invent "
+    "nothing that your goal does not say.\n"
+    "Your goal: {goal}\n"
+    f"Reply {_END}, and nothing else, as soon as this holds: {{stop}}.\n"
+    f"If you are asked to approve an action, reply {_APPROVE}, or {_REJECT} and the reason."
+)
+_BEGIN: Final = "Write your first message."
+_UNSET: Final = object()
+
+
+class AgentChooser(Protocol):
+    """A `Rollout`: chooses the agent of each run."""
+
+    @property
+    def arms(self) -> Mapping[str, Agent[Any]]:
+        """The agents by arm."""
+        ...
+
+    async def choose(
+        self,
+        *,
+        user: str | None = None,
+        session: str | None = None,
+        tenant: str | None = None,
+        id: str | None = None,  # noqa: A002  as in `Agent.start`
+    ) -> tuple[Agent[Any], StartOptions]:
+        """Return the agent that starts a run, and the options of its start."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class PlayedTurn(Value):
+    """A turn as it was carried out."""
+
+    turn: Turn
+    """The turn; what a simulated user said is one as well."""
+
+    run_id: str
+    """Id of the run that it began, or was about."""
+
+
+async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[], Any]) -> Any:
+    """Return what a function returns, plain or async, as JSON; it is kept as a run, so the function is called once.
+
+    Args:
+        agent: The agent whose store keeps it.
+        run_id: Id of that run, whose name says what it is.
+        task: What is decided, for people.
+        decide: The function.
+    """
+
+    async def reply(_request: object) -> str:
+        found = decide()
+        return json.dumps(await found if isawaitable(found) else found)
+
+    recorder = Agent(FunctionModel(reply), name="eval-record", store=agent.store, clock=agent.clock)
+    run = await recorder.run(task, id=run_id)
+    return json.loads(run.answer)
+
+
+@asynccontextmanager
+async def open_memory(agent: Agent[Any], case: Case) -> AsyncIterator[Agent[Any]]:
+    """Yield the agent with a memory of its own that has the items of the case; the agent itself if it names none.
+
+    Raises:
+        MisuseError: if the agent has no memory that can be set apart.
+    """
+    if case.memory is None:
+        yield agent
+        return
+    from agentfsm.memory import Memory, build_memory_tools  # noqa: PLC0415  few cases have one
+
+    if not isinstance(agent.memory, Memory):
+        raise MisuseError(
+            f"case {case.id!r} has memory=, and the agent {agent.name!r} has no Memory of agentfsm.memory"
+        )
+    apart = agent.memory.apart()
+    try:
+        await apart.for_(user=case.user or "", tenant=case.tenant or "").remember_all(case.memory)
+        own = {tool.name: tool for tool in build_memory_tools(apart)}
+        elsewhere = {tool.name for source in agent.tools.sources for tool in source.tools}
+        tools = [own.get(tool.name, tool) for tool in agent.tools if tool.name not in elsewhere]
+        given = ToolRegistry.of([*tools, *agent.tools.sources, *agent.tools.hosted])
+        yield agent.with_(memory=apart, **({"tools": given} if own.keys() & {*agent.tools.names} else {}))
+    finally:
+        await apart.aclose()
+
+
+@attrs.define(eq=False)
+class Conversation:
+    """The turns of a case, carried out with an agent."""
+
+    agent: Agent[Any]
+    case: Case
+    run_id: str
+    """Id of the first run; those of the others begin with it."""
+
+    metadata: Mapping[str, Any]
+    make_deps: Callable[[Run[Any]], Any]
+    """Returns the dependencies of the conversation, plain or async, for its first run."""
+
+    options: StartOptions = attrs.field(factory=StartOptions)
+    """Further options of the start of each run, as a roll-out gives them."""
+
+    runs: list[Run[Any]] = attrs.field(factory=list)
+    """The runs, oldest first. The last one waits if the turns have not decided it."""
+
+    played: list[PlayedTurn] = attrs.field(factory=list)
+    stop: str = ""
+    """Reason why a turn could not be carried out, which is a fault of the agent; empty if all were."""
+
+    fault: str = ""
+    """Reason why the conversation says nothing about the agent, such as a simulated user that broke; empty if none."""
+
+    users: list[Run[Any]] = attrs.field(factory=list)
+    """Runs of the simulated user, for their cost."""
+
+    is_fresh: bool = False
+    """Whether this process has begun the conversation."""
+
+    is_kept: bool = True
+    """Whether all of it was over before."""
+
+    _deps: Any = _UNSET
+
+    @property
+    def deps(self) -> Any:
+        """Dependencies of the runs; None if nothing was executed."""
+        return None if self._deps is _UNSET else self._deps
+
+    async def play(self) -> None:
+        """Carry out the turns, up to the first that cannot be."""
+        waiting = deque(self.case.all_turns)
+        while waiting and not self.stop and not self.fault:
+            turn = waiting.popleft()
+            if not isinstance(turn, Turn):
+                said = await self._ask_user(turn)
+                if said is None:
+                    return
+                waiting.append(turn)
+                turn = said
+            sent = []
+            while waiting and isinstance(next_turn := waiting[0], Turn) and next_turn.send:
+                sent.append(next_turn)
+                waiting.popleft()
+            await self._take(turn, sent)
+
+    async def _take(self, turn: Turn, sent: Sequence[Turn]) -> None:
+        """Carry out a turn, and those that arrive in the inbox of its run."""
+        number, run = len(self.played) + 1, self.runs[-1] if self.runs else None
+        if run is not None and not (turn.input and run.is_over and await self._read_decision(number) is None):
+            run = await self._decide(number, turn, run)
+            if run is None:
+                return
+        else:
+            run = await self._begin(turn, is_stepped=bool(sent))
+        self.played += [PlayedTurn(turn=each, run_id=run.id) for each in (turn, *sent)]
+        for place, each in enumerate(sent, number):
+            if not run.is_over:
+                try:
+                    await self.agent.send(run.id, each.send, key=f"eval-{place}")
+                except ConflictError:  # it has ended meanwhile, in another process
+                    break
+        self.runs[-1] = await self._execute(run)
+
+    async def _begin(self, turn: Turn, *, is_stepped: bool) -> Run[Any]:
+        """Return the run of a text, which is new or was begun before."""
+        run_id = f"{self.run_id}-{len(self.runs) + 1}" if self.runs else self.run_id
+        try:
+            run = await self.agent.load(run_id)
+            self.is_kept = self.is_kept and run.is_over
+        except RunNotFoundError:
+            self.is_kept = False
+            run = self.agent.start(self._build_prompt(turn), **await self._build_options(run_id))
+            self.is_fresh = self.is_fresh or not self.runs
+            if is_stepped:  # a message can be sent to a run that is in the store
+                run = await self.agent.step(run, deps=await self._find_deps(run))
+        self.runs.append(run)
+        return run
+
+    def _build_prompt(self, turn: Turn) -> Any:
+        return turn.input if self.runs or not self.case.files else [TextPart(text=turn.input), *self.case.files]
+
+    async def _build_options(self, run_id: str) -> StartOptions:
+        case = self.case
+        options: StartOptions = {
+            **self.options,
+            "id": run_id,
+            "user": case.user,
+            "roles": case.roles,
+            "tenant": case.tenant,
+            "metadata": {**case.metadata, **self.metadata},
+        }
+        session = None if case.session is None else f"{case.session}-{self.run_id}"
+        if self.runs:
+            if session is None:
+                options["after"] = self.runs[-1]
+            else:
+                options["session"] = session
+            return options
+        if session is not None:
+            found = await self.agent.runs.list(Filter(session=case.session), limit=1)
+            options["session"] = session
+            if found:
+                options["after"] = await self.agent.load(found[0].id)
+        if case.history:
+            options["messages"] = case.history
+        return options
+
+    async def _read_decision(self, number: int) -> list[str] | None:
+        """Return the run, the call and the tool that a turn has decided on before; None if it has not."""
+        try:
+            run = await self.agent.runs.load(f"{self.run_id}-turn-{number}")
+        except RunNotFoundError:
+            return None
+        found: list[str] | None = json.loads(run.answer) if run.state is State.DONE else None
+        return found
+
+    async def _decide(self, number: int, turn: Turn, run: Run[Any]) -> Run[Any] | None:
+        """Decide what a run waits for, and return the run; None if it does not wait for this."""
+        wanted = PendingKind.APPROVAL if turn.approve or turn.reject else PendingKind.QUESTION
+        tool = turn.approve or turn.reject
+        tool = PLAN_TOOL if tool == "plan" else tool
+        kinds = {wanted, PendingKind.INPUT} if turn.input else {wanted}
+        target = await self._read_decision(number)
+        if target is None:
+            found = next((each for each in run.pending if each.kind in kinds and tool in {"", each.tool}), None)
+            if found is None:
+                waits = ", ".join(f"{each.kind} of {each.tool}" if each.tool else each.kind for each in run.pending)
+                self.stop = f"turn {number} {turn}: the run {f'waits for {waits}' if waits else 'is over'}"
+                return None
+            target = [found.run_id, found.call_id, found.tool]
+            decision_id = f"{self.run_id}-turn-{number}"
+            target = await record(self.agent, decision_id, f"Turn {number}: {turn}", lambda: target)
+        item = next((each for each in run.pending if [each.run_id, each.call_id, each.tool] == target), None)
+        if item is not None:
+            await self._post(turn, item, number)
+        return run
+
+    async def _post(self, turn: Turn, item: Pending, number: int) -> None:
+        if turn.approve:
+            await self.agent.approve(item.run_id, item.call_id, arguments=turn.arguments)
+        elif turn.reject:
+            await self.agent.reject(item.run_id, item.call_id, message=turn.message)
+        elif item.kind is PendingKind.INPUT:
+            await self.agent.send(item.run_id, turn.input, key=f"eval-{number}")
+        else:
+            await self.agent.answer(item.run_id, item.call_id, turn.answer or turn.input)
+
+    async def _execute(self, run: Run[Any]) -> Run[Any]:
+        if run.is_over:
+            return run
+        self.is_kept = False
+        return await _finish(self.agent, run, await self._find_deps(run))
+
+    async def _find_deps(self, run: Run[Any]) -> Any:
+        if self._deps is _UNSET:
+            found = self.make_deps(run)
+            self._deps = await found if isawaitable(found) else found
+        return self._deps
+
+    # What the user says.
+
+    async def _ask_user(self, user: SimulatedUser | NextTurn) -> Turn | None:
+        """Return the next turn of a user; None if the user has ended the conversation."""
+        number = len(self.played) + 1
+        run_id = f"{self.run_id}-user-{number}"
+        if isinstance(user, SimulatedUser):
+            return await self._ask_model(user, run_id)
+
+        async def decide() -> Any:
+            try:
+                found = user(self.runs[-1] if self.runs else None)
+                found = await found if isawaitable(found) else found
+            except Exception as error:  # noqa: BLE001  the function is the user's code
+                return {"fault": f"the function of the user raised {type(error).__name__}: {error}"}
+            found = Turn(found) if isinstance(found, str) else found
+            if found is None or isinstance(found, Turn):
+                return None if found is None else attrs.asdict(found, filter=_is_said)
+            return {"fault": f"the function of the user returned {type(found).__name__}: return a Turn, a text or None"}
+
+        found = await record(self.agent, run_id, f"Say the turn {number} of the user.", decide)
+        if found and "fault" in found:
+            self.fault = found["fault"]
+            return None
+        return None if found is None else Turn(**found)
+
+    async def _ask_model(self, user: SimulatedUser, run_id: str) -> Turn | None:
+        if len(self.users) == user.max_turns:
+            return None
+        prompt = _USER_PROMPT.format(goal=user.goal, stop=user.stop)
+        actor = Agent(
+            resolve_model(user.model),
+            name="eval-user",
+            instructions=prompt,
+            store=self.agent.store,
+            clock=self.agent.clock,
+        )
+        texts = [(_BEGIN, ""), *[(self._describe_reply(each), str(each.turn)) for each in self.played]]
+        said: list[Message] = []
+        for (heard, _), (_, reply) in pairwise(texts):
+            said += [UserMessage(parts=(TextPart(text=heard),)), AssistantMessage(text=reply)]
+        try:
+            run = await actor.load(run_id)
+        except RunNotFoundError:
+            run = actor.start(texts[-1][0], messages=said, id=run_id)
+        run = await _finish(actor, run)
+        self.users.append(run)
+        if run.state is not State.DONE:
+            self.fault = f"the simulated user broke, {run.stop_reason}: {run.stop_message}"
+            return None
+        text = run.answer.strip()
+        if _END in text or not text:
+            return None
+        if not text.startswith((_APPROVE, _REJECT)):
+            return Turn(text)
+        decided = await self._read_decision(len(self.played) + 1)
+        asks = (
+            [] if not self.runs else [each.tool for each in self.runs[-1].pending if each.kind is PendingKind.APPROVAL]
+        )
+        tool = next(iter(asks if decided is None else decided[2:]), "call")
+        tool = "plan" if tool == PLAN_TOOL else tool
+        reason = text.removeprefix(_REJECT).strip()
+        return Turn(approve=tool) if text.startswith(_APPROVE) else Turn(reject=tool, message=reason)
+
+    def _describe_reply(self, played: PlayedTurn) -> str:
+        """Return what the user sees after a turn: the answer, or what the agent waits for."""
+        run = next(each for each in self.runs if each.id == played.run_id)
+        if run.state is State.DONE:
+            return run.answer or "(no answer)"
+        if run.is_over:
+            return f"(the assistant failed: {run.stop_reason})"
+        lines = [
+            f"(asks you to approve {each.tool} {json.dumps(each.arguments, ensure_ascii=False)})"
+            if each.kind is PendingKind.APPROVAL
+            else " ".join([question.message for question in each.questions]) or each.description or str(each.arguments)
+            for each in run.pending
+        ]
+        return "\n".join(lines)
+
+
+async def _finish(agent: Agent[Any], run: Run[Any], deps: Any = None) -> Run[Any]:
+    """Execute a run that is new, or was begun before."""
+    try:
+        if run.version == 0 or run.is_over:
+            return await agent.finish(run, deps=deps)
+    except LeaseHeldError:  # of a process that was killed a moment ago
+        pass
+    return await agent.resume(run.id, deps=deps)
+
+
+def _is_said(field: attrs.Attribute[Any], value: object) -> bool:
+    """Return whether a field of a turn says something, so that it is recorded. Checks are functions, and are not."""
+    return field.name not in {"expect", "paths"} and bool(value)
