@@ -47,7 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Fields that the header of a fork takes from that of the forked run. Its release is that of the agent.
-_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent")
+_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent", "purpose")
 # Bytes of a run's nonce: enough that no two runs have the same one.
 NONCE_BYTES: Final = 8
 
@@ -70,6 +70,7 @@ class StartOptions(TypedDict, total=False):
     traceparent: str
     labels: Iterable[str]
     parent: Run[Any] | None
+    purpose: str
 
 
 def check_option_names(method: str, options: Iterable[str]) -> None:
@@ -126,6 +127,7 @@ class AgentStarts(AgentFields[A_co]):
         traceparent: str = "",
         labels: Iterable[str] = (),
         parent: Run[Any] | None = None,
+        purpose: str = "",
     ) -> Run[A_co]:
         """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
 
@@ -156,6 +158,7 @@ class AgentStarts(AgentFields[A_co]):
                 `labels=other.labels` for one that contains the answer of another run. The run has those of the results
                 in `messages` as well.
             parent: The run that calls this agent as a tool.
+            purpose: Purpose of the run if it is not production, such as "eval"; lists, metrics and alerts leave it out.
 
         Raises:
             TypeError: when an option is unknown; `with_` changes the fields of the agent.
@@ -186,15 +189,16 @@ class AgentStarts(AgentFields[A_co]):
             traceparent = tracer.current_traceparent()
         if call is not None:
             traceparent = traceparent or child_traceparent(call.run.header, call.call.id)
-        if tenant or clearance or release or arms or traceparent:
-            given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms}
+        if tenant or clearance or release or arms or traceparent or purpose:
+            given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms, "purpose": purpose}
             identity = check_identity({**given, "traceparent": traceparent})
         if parent is not None:
             inherited = {name: getattr(parent.header, name) for name in INHERITED_FIELDS}
             called = next((each.call.id for each in parent.open if id == child_run_id(parent.id, each.call.id)), "")
             identity = inherited | {"traceparent": child_traceparent(parent.header, called)} | identity
         elif call is not None:
-            identity |= {"caller": call.caller, "withhold": call.run.header.withhold}
+            own = call.run.header
+            identity |= {"caller": call.caller, "withhold": own.withhold, "purpose": purpose or own.purpose}
             id = call.next_run_id() if id is None else id  # noqa: A001
         header = self._build_header(
             parts,

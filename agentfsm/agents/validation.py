@@ -289,6 +289,10 @@ def check_start_options(user: object, session: object, settings: object, after: 
 
 
 _TENANT: Final = NAME.or_none()
+PURPOSE: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and value.isidentifier() and value.islower(),
+    wanted="a word in small letters, such as 'eval'; nothing for production",
+)
 _CLEARANCE: Final = ValueRule(fits=lambda value: value in ("", *DATA_LEVELS), wanted=f"one of {', '.join(DATA_LEVELS)}")
 _ARMS: Final = ValueRule(
     fits=lambda value: (
@@ -306,11 +310,12 @@ _IDENTITY_RULES: Final[Mapping[str, ValueRule]] = {
     "release": STRING,
     "arms": _ARMS,
     "traceparent": _TRACEPARENT,
+    "purpose": PURPOSE,
 }
 
 
 def check_identity(fields: Mapping[str, object]) -> dict[str, Any]:
-    """Return the tenant, clearance, release, arms and trace of a new run that were given.
+    """Return the tenant, clearance, release, arms, trace and purpose of a new run that were given.
 
     Raises:
         MisuseError: naming the argument that is invalid, with a valid value.

@@ -243,6 +243,12 @@ def _add_execute(add: AddParser) -> None:
     )
 
 
+def _add_purpose(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument(
+        "--purpose", metavar="WORD", default="", help="runs of this purpose, such as eval (default: production)"
+    )
+
+
 def _add_inspect(add: AddParser) -> None:
     pages = _add_command(
         add, documentation.docs, text="print a page of the documentation, or a guide for coding agents"
@@ -258,6 +264,7 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument(
         "--stranded", action="store_true", help="only runs that are ready and that no worker takes, with the reason"
     )
+    _add_purpose(runs)
     runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
     runs.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
     runs.add_argument(
@@ -595,6 +602,7 @@ def _add_metrics(add: AddParser) -> None:
         add, fleet_metrics.metrics, text="print success, latency, tokens, cost and tools of all runs"
     )
     metrics.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    _add_purpose(metrics)
     sub = _add_group(add, "alerts", "print the rules for Prometheus, or test their thresholds with the journals")
     rules = _add_command(sub, alert_rules.rules, text="print the alerts as a file of rules for Prometheus")
     test = _add_command(

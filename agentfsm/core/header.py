@@ -72,7 +72,7 @@ class Fingerprint(Value):
 FORMAT: Final = 5
 
 # Fields that the header of a sub-agent's run takes from the run that called it.
-INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent", "withhold")
+INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent", "withhold", "purpose")
 
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,6 +173,12 @@ class Header(Value):
     withhold: bool = False
     """Whether calls of tools that are not read-only are refused, because the run only shows them: a fork that was made
     with `withhold=True`, and the runs of its sub-agents and of its calls.
+    """
+
+    purpose: str = ""
+    """Purpose of the run if it is not production, such as "eval" for one of an evaluation: figures of tasks, alerts,
+    limits of callers, lists and the learner leave it out unless they are asked for it. Empty for production. Forks,
+    sub-agents, and runs that its calls start inherit it.
     """
 
     instructions: str | None = None

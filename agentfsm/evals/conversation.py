@@ -50,6 +50,8 @@ _USER_PROMPT: Final = (
 )
 _BEGIN: Final = "Write your first message."
 _UNSET: Final = object()
+# Purpose of all runs of an evaluation, those of judges and simulated users included.
+PURPOSE: Final = "eval"
 
 
 class AgentChooser(Protocol):
@@ -98,7 +100,7 @@ async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[],
         return json.dumps(await found if isawaitable(found) else found)
 
     recorder = Agent(FunctionModel(reply), name="eval-record", store=agent.store, clock=agent.clock)
-    run = await recorder.run(task, id=run_id)
+    run = await recorder.run(task, id=run_id, purpose=PURPOSE)
     return json.loads(run.answer)
 
 
@@ -234,6 +236,7 @@ class Conversation:
             "roles": case.roles,
             "tenant": case.tenant,
             "metadata": {**case.metadata, **self.metadata},
+            "purpose": PURPOSE,
         }
         session = None if case.session is None else f"{case.session}-{self.run_id}"
         if self.runs:
@@ -347,7 +350,7 @@ class Conversation:
         try:
             run = await actor.load(run_id)
         except RunNotFoundError:
-            run = actor.start(texts[-1][0], messages=said, id=run_id)
+            run = actor.start(texts[-1][0], messages=said, id=run_id, purpose=PURPOSE)
         run = await _finish(actor, run)
         self.users.append(run)
         if run.state is not State.DONE:

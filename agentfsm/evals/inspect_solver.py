@@ -9,6 +9,7 @@ from agentfsm._lib.plugins import require_extra
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.evals.conversation import PURPOSE
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -29,7 +30,7 @@ def as_solver(agent: Agent[Any], *, deps: Any = None) -> Any:
         solvers: Any = import_module("inspect_ai.solver")
 
     async def solve(state: Any, _generate: Any) -> Any:
-        run = await agent.run(state.input_text, id=f"inspect-{state.uuid}", deps=deps)
+        run = await agent.run(state.input_text, id=f"inspect-{state.uuid}", deps=deps, purpose=PURPOSE)
         models: Any = import_module("inspect_ai.model")
         usage = agent.cost(run).usage
         is_done = run.state is State.DONE

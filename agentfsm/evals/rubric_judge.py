@@ -19,6 +19,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.validation import BOOL, COUNT, NAME
 from agentfsm.core.value import Value
 from agentfsm.evals.case import Case
+from agentfsm.evals.conversation import PURPOSE
 from agentfsm.evals.scorers import Grade, GradedRun
 from agentfsm.evals.statistics import cohen_kappa, spearman
 from agentfsm.tools.schema.arguments import read_object
@@ -157,7 +158,7 @@ class RubricJudge(Value):
         replies = []
         for number, work in enumerate(works, 1):
             run_id = f"{graded.run.id}-{self.name}-{digest}{suffix}-{number}"
-            run: Run[Any] = await judge.run(json.dumps(work, ensure_ascii=False), id=run_id)
+            run: Run[Any] = await judge.run(json.dumps(work, ensure_ascii=False), id=run_id, purpose=PURPOSE)
             replies.append(run.answer if run.state is State.DONE else "")
         return replies
 

@@ -152,8 +152,9 @@ def is_extraction(header: Header) -> bool:
 
 
 def leaves_episode(run: Run[Any]) -> bool:
-    """Return whether a run is learned from: it is over, has a user, and is not the run of a sub-agent."""
-    return run.is_over and bool(run.header.user) and run.header.parent is None
+    """Return whether a run is learned from: it is over, has a user, is production, and not of a sub-agent."""
+    header = run.header
+    return run.is_over and bool(header.user) and header.parent is None and not header.purpose
 
 
 def is_untrusted(run: Run[Any]) -> bool:

@@ -205,8 +205,8 @@ class Learner:
     journalled and billed as any other. From both journals follow the items, always the same ones. So a crash at any
     point, or a second learner, neither loses an episode nor adds one.
 
-    Runs without a user, runs of sub-agents and the extractions themselves are left out. Items of a run that has
-    read something untrusted are held: they are not found until a person releases them (`memory.release`).
+    Runs without a user, of sub-agents, of evaluations and the extractions themselves are left out. Items of a run that
+    has read something untrusted are held: they are not found until a person releases them (`memory.release`).
 
     Raises:
         MisuseError: when a field has the wrong type.

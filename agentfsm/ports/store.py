@@ -235,6 +235,9 @@ class RunSummary(Value):
     release: str = ""
     """Release of the agent that the run was assigned to; empty if there are no releases."""
 
+    purpose: str = ""
+    """Purpose of the run, such as "eval"; empty for production."""
+
     format: int = FORMAT
     """Newest format in which a record of the run's journal or inbox was written. An agentfsm that reads only older
     formats leaves the run alone.
@@ -287,6 +290,9 @@ class Filter(Value):
 
     release: str | None = attrs.field(default=None, validator=STRING.or_none())
     """Matches the runs of this release; an empty string matches the runs without a release."""
+
+    purpose: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of this purpose, such as "eval"; an empty string matches those of production."""
 
     ready_by: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
     """Matches the runs that wait for a worker at this time, seconds since 1970 by the store's clock."""

@@ -129,7 +129,7 @@ class OutcomeReader:
         return ended
 
     async def _iter_runs(self, plan: RolloutPlan, arm: str, since: float) -> AsyncIterator[RunSummary]:
-        where = Filter(agent=plan.agent, release=plan.releases[arm])
+        where = Filter(agent=plan.agent, release=plan.releases[arm], purpose="")
         count = 0
         async for each in RunIterator(self._store, where, _PAGE):
             if each.created_at < since or count >= MAX_RUNS:
@@ -183,7 +183,7 @@ def _is_failing(run: RunSummary, now: float) -> bool:
 async def _list_open(store: Store, agent: str, release: str) -> list[RunSummary]:
     """Return the open runs of a release that no other run called. One that changes its state now may be missing."""
     states = [state for state in State if state not in FINAL_STATES]
-    filters = [Filter(agent=agent, release=release, state=state) for state in states]
+    filters = [Filter(agent=agent, release=release, state=state, purpose="") for state in states]
     found = {each.id: each for where in filters async for each in RunIterator(store, where, _PAGE)}
     return [each for each in found.values() if each.parent is None]
 

@@ -50,7 +50,7 @@ async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _bod
     user = read_text(query, "user") if caller.allows("approve") else caller.user
     found: dict[str, tuple[RunSummary, int]] = {}
     scanned, is_whole = 0, True
-    async for row in gateway.runs.iterate(Filter(tenant=caller.tenant or "", user=user)):
+    async for row in gateway.runs.iterate(Filter(tenant=caller.tenant or "", user=user, purpose="")):
         if scanned == MAX_SCANNED:
             is_whole = False
             break

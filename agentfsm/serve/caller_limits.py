@@ -122,7 +122,7 @@ class Admission:
         if of_user.tokens is not None or of_tenant.tokens is not None:
             self._counts_tokens.set()
             await self._take("tokens", caller, "{} tokens in 60 s are allowed")
-        where = Filter(tenant=caller.tenant or "", over=False)
+        where = Filter(tenant=caller.tenant or "", over=False, purpose="")
         by_user, by_tenant = _quota_names("runs", caller.tenant, caller.user)
         limits = (
             PlaceLimit(
@@ -176,7 +176,8 @@ class Admission:
             try:
                 async with self.runs.store.follow(TOKEN_FOLLOWER, start="now") as follower:
                     async for delivery in follower:
-                        if delivery.header.parent is None:  # a run's usage includes that of its sub-agents
+                        # A run's usage includes that of its sub-agents. An evaluation is not the caller's.
+                        if delivery.header.parent is None and not delivery.header.purpose:
                             await self._count_run(delivery.header.id, delivery.after_version)
             except (StoreError, LeaseLostError) as error:
                 _log.warning("the tokens of runs are counted later: %s", error)

@@ -45,6 +45,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "prompt": "\n".join(map(format_part, header.prompt)),
             "agent_version": header.agent_version,
             "release": header.release,
+            "purpose": header.purpose,
             "answered_from": None if run.answered_from is None else attrs.asdict(run.answered_from),
             "forked_from": header.forked_from,
             "forked_at": header.forked_at,

@@ -375,7 +375,7 @@ class Gateway:
 
     async def count_waiting(self, agent: str, limit: int) -> int:
         """Return how many runs of an agent wait for a decision or for input, up to a limit."""
-        return await self.runs.store.count(Filter(agent=agent, waiting=True), limit=limit)
+        return await self.runs.store.count(Filter(agent=agent, waiting=True, purpose=""), limit=limit)
 
     def read_run_metrics(self) -> str:
         """Return the metrics of runs in the text format of Prometheus. The first call begins to count."""

@@ -140,6 +140,8 @@ class RunCounts:
                 await anyio.sleep(FOLLOWER_RETRY_S)
 
     async def _count(self, delivery: Delivery, began_at: float) -> None:
+        if delivery.header.purpose:  # only production is measured
+            return
         try:
             await self._count_events(delivery)
         except StoreError:

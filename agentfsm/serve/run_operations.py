@@ -68,6 +68,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         session=read_text(query, "session"),
         state=None if "state" not in query else read_state(query["state"]),
         is_waiting=None if "waiting" not in query else query["waiting"] == "true",
+        purpose=read_text(query, "purpose") or "",
         limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
         after=read_text(query, "after"),
     )
@@ -274,7 +275,7 @@ RUNS: Final = RouteGroup(
             method="GET",
             path="/v1/runs",
             handler=list_runs,
-            query=("agent", "user", "session", "state", "waiting", "limit", "after"),
+            query=("agent", "user", "session", "state", "waiting", "purpose", "limit", "after"),
         ),
         Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s", "at")),
         Endpoint(method="DELETE", path=_RUN, handler=delete, scope="admin"),

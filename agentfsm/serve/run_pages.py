@@ -30,6 +30,7 @@ async def find_page(
     session: str | None = None,
     state: State | None = None,
     is_waiting: bool | None = None,
+    purpose: str = "",
     limit: int = PAGE_SIZE,
     after: str | None = None,
 ) -> tuple[list[RunSummary], str | None]:
@@ -43,6 +44,7 @@ async def find_page(
         session: Name of a conversation of the caller.
         state: State of the runs.
         is_waiting: Whether the runs wait.
+        purpose: Purpose of the runs, such as "eval"; empty for those of production.
         limit: Maximum of runs, 1 or more.
         after: Cursor of the page before; None for the first page.
 
@@ -58,6 +60,7 @@ async def find_page(
         waiting=is_waiting,
         before=before,
         tenant=caller.tenant or "",
+        purpose=purpose,
     )
     rows: list[RunSummary] = []
     scanned, is_begun = 0, before is None

@@ -348,6 +348,7 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
         rating=rating,
         tenant=run.header.tenant,
         release=run.header.release,
+        purpose=run.header.purpose,
     )
 
 

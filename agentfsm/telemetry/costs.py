@@ -49,7 +49,9 @@ class CostRow(Value):
     """Costs of one agent, model, purpose, user, day or tenant."""
 
     name: str
-    """Name of the agent, model or purpose; id of the user or tenant; or the day, as "2026-11-26"."""
+    """Name of the agent, model or purpose; id of the user or tenant; or the day, as "2026-11-26". For runs that are not
+    production, their purpose, such as "eval".
+    """
 
     usage: Usage
     """Tokens and known US dollars. `usage.unpriced` says that the price of some tokens was unknown."""
@@ -157,6 +159,9 @@ async def read_costs(
 ) -> CostReport:
     """Add up the costs in the journals of a store, run by run.
 
+    Costs of runs that are not production are in a row of their own, of whatever the rows are: that of their purpose,
+    such as "eval".
+
     Args:
         store: The store.
         by: Meaning of the rows.
@@ -241,7 +246,9 @@ def _iter_costs(stored: StoredRun) -> Iterator[tuple[float, Header, Purpose, str
 
 
 def _name_group(by: CostGroup, header: Header, purpose: Purpose, model: str) -> str:
-    """Return the name of the row of a cost; empty for a day."""
+    """Return the name of the row of a cost: that of the purpose if it is not production; empty for a day."""
+    if header.purpose:
+        return header.purpose
     names = {
         "agent": header.agent or _NONE,
         "model": model or _NONE,
@@ -433,7 +440,7 @@ class _Growth(Value):
 async def _measure_growth(agent: RunnableAgent, fixed_tokens: float) -> _Growth:
     """Measure the growth of requests in the newest runs of an agent: the T for which the formula gives their input."""
     runs = turns = weight = grown = written = 0.0
-    async for summary in RunIterator(agent.store, Filter(agent=agent.name)):
+    async for summary in RunIterator(agent.store, Filter(agent=agent.name, purpose="")):
         if runs == SAMPLED_RUNS:
             break
         stored = await _read_journal(agent.store, summary.id)

@@ -197,16 +197,19 @@ class MeasurementLog:
         return sorted({has[index] for name, has in self.series if name == metric.name})
 
 
-async def read_measurements(store: Store, *, since: float = -inf, agent: str | None = None) -> MeasurementLog:
+async def read_measurements(
+    store: Store, *, since: float = -inf, agent: str | None = None, purpose: str | None = ""
+) -> MeasurementLog:
     """Return the measurements of the runs in a store.
 
     Args:
         store: The store.
         since: Time in seconds since 1970; runs that were over before it are left out.
         agent: Name of the agent; None for all.
+        purpose: Purpose of the runs, such as "eval"; by default those of production; None for all.
     """
-    log = MeasurementLog()
-    async for summary in RunIterator(store, Filter(agent=agent)):
+    log, where = MeasurementLog(), Filter(agent=agent, purpose=purpose)
+    async for summary in RunIterator(store, where):
         if summary.stop_reason is None or summary.updated_at >= since or summary.rating is not None:
             try:
                 await _read_run(store, summary, log)
@@ -214,7 +217,7 @@ async def read_measurements(store: Store, *, since: float = -inf, agent: str | N
                 continue
     for points in log.series.values():
         points.sort()
-    log.stranded.update([each.reason for each in await find_stranded(store, Filter(agent=agent))])
+    log.stranded.update([each.reason for each in await find_stranded(store, where)])
     return log
 
 

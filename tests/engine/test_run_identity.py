@@ -16,6 +16,7 @@ IDENTITY = {
     "release": "2026-11",
     "arms": {"tone": "warm"},
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "purpose": "eval",
 }
 
 
@@ -48,11 +49,20 @@ async def test_show_lists_the_identity(store):
     """A line for each field that is given, and none for the others."""
     agent = agent_of(store, "done", "done")
     shown = format_run(await agent.run("go", user="ann", **IDENTITY)).splitlines()
-    for line in ("user     ann", "tenant   acme", "cleared  internal", "release  2026-11", "arms     tone=warm"):
+    for line in (
+        "user     ann",
+        "tenant   acme",
+        "cleared  internal",
+        "release  2026-11",
+        "arms     tone=warm",
+        "purpose  eval",
+    ):
         assert line in shown
     assert f"trace    {IDENTITY['traceparent']}" in shown
     plain = format_run(await agent.run("go"))
-    assert not [word for word in ("tenant", "cleared", "release", "arms", "trace", "user") if f"\n{word} " in plain]
+    assert not [
+        word for word in ("tenant", "cleared", "release", "arms", "trace", "user", "purpose") if f"\n{word} " in plain
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,7 @@ async def test_show_lists_the_identity(store):
         ("clearance", "secret", "one of public, internal, confidential, restricted"),
         ("arms", {"tone": 1}, "a dict of names of experiments and arms"),
         ("traceparent", "00-0-0-0", "the value of the W3C header"),
+        ("purpose", "What if", "a word in small letters"),
     ],
 )
 def test_a_wrong_field_is_refused(field, value, wanted):

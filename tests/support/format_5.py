@@ -80,13 +80,15 @@ FURTHER = (
 
 FORMAT_5 = Format(
     number=5,
-    header=attrs.evolve(FORMAT_4.header, caller="order-16/t1.0", withhold=True, forked_by="ann", format=5),
+    header=attrs.evolve(
+        FORMAT_4.header, caller="order-16/t1.0", withhold=True, forked_by="ann", purpose="eval", format=5
+    ),
     journal=FORMAT_4.journal,
     further=FURTHER,
     items=(*FORMAT_4.items, Approve(call_id="p1", by="ann", arguments="{}", digest="aa", edit_only=True)),
     added=frozenset(
         {
-            *((Header, name) for name in ("caller", "withhold", "forked_by")),
+            *((Header, name) for name in ("caller", "withhold", "forked_by", "purpose")),
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key", "parameters")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),

@@ -7,18 +7,19 @@ from contextlib import closing
 
 from agentfsm.stores.rules import LIST_INDEXES
 
-# What tables 6.4 of SQLite have and tables 6.0 had not, undone: the records, the releases of runs, and indexes.
+# What tables 6.5 of SQLite have and tables 6.0 had not, undone: the records, releases and purposes of runs, and indexes.
 _SQLITE_600 = f"""
 DROP INDEX runs_unfinished;
 {"".join(f"DROP INDEX {name};" for name in LIST_INDEXES)}
 DROP TABLE records;
 ALTER TABLE runs DROP COLUMN release;
+ALTER TABLE runs DROP COLUMN purpose;
 PRAGMA user_version = 600
 """
-# The same of tables 4.2 of PostgreSQL.
+# The same of tables 4.3 of PostgreSQL.
 _POSTGRES_400 = (
     "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; "
-    "ALTER TABLE {s}.runs DROP COLUMN release; UPDATE {s}.layout SET version = 400"
+    "ALTER TABLE {s}.runs DROP COLUMN release, DROP COLUMN purpose; UPDATE {s}.layout SET version = 400"
 )
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """

@@ -250,7 +250,7 @@ async def _find_newest(agent: Agent, user: str | None) -> str:
     Raises:
         MisuseError: if there is none.
     """
-    async for summary in agent.runs.iterate(Filter(agent=agent.name, user=user)):
+    async for summary in agent.runs.iterate(Filter(agent=agent.name, user=user, purpose="")):
         if summary.session is not None and summary.user == user and summary.parent is None:
             return summary.session
     raise MisuseError(f"the store has no session with the agent {agent.name!r}: leave out --continue to begin one")

@@ -28,7 +28,7 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     since = -inf if args.since is None else float(args.since)
 
     async def act() -> MetricsSummary:
-        log = await read_measurements(store, since=since, agent=args.agent)
+        log = await read_measurements(store, since=since, agent=args.agent, purpose=args.purpose)
         return summarize(log, since, log.find_end(await store.now()))
 
     summary = run_in_store(store, act)

@@ -56,6 +56,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         parent=args.parent,
         before=args.before,
         max_rating=args.max_rating,
+        purpose=args.purpose if args.session is None and args.parent is None else args.purpose or None,
     )
     store = open_existing_store(args.store)
     if args.stranded:

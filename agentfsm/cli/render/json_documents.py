@@ -72,6 +72,7 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
         "tenant": header.tenant,
         "clearance": header.clearance,
         "release": header.release,
+        "purpose": header.purpose,
         "arms": dict(header.arms),
         "traceparent": header.traceparent,
         "cache_losses": [attrs.asdict(loss) for loss in list_cache_losses(events)],

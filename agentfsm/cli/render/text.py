@@ -386,6 +386,7 @@ def _format_header(run: Run) -> Iterator[str]:
         "tenant": header.tenant,
         "cleared": header.clearance,
         "release": header.release,
+        "purpose": header.purpose,
         "arms": ", ".join(f"{name}={arm}" for name, arm in sorted(header.arms.items())),
         "trace": header.traceparent,
     }

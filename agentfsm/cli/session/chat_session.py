@@ -187,7 +187,7 @@ class ChatSession:
 
     def _list_runs(self) -> tuple[RunSummary, ...]:
         """Return recent runs of all sessions of the user with this agent, newest first."""
-        where = Filter(agent=self.agent.name, user=self.user)
+        where = Filter(agent=self.agent.name, user=self.user, purpose="")
         found = self._run(self.agent.runs.list, where, limit=RECENT_RUNS, subagents=False)
         return tuple([each for each in found if each.session is not None and each.user == self.user])
 

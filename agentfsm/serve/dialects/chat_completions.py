@@ -192,7 +192,9 @@ async def _find_request(gateway: Gateway, caller: Caller, conversation: str | No
     if run is not None and await was_said(gateway.runs, run.id, digest):
         return run.id
     now = await gateway.runs.store.now()
-    rows = await gateway.runs.list(Filter(user=caller.user, tenant=caller.tenant or ""), limit=MAX_RECENT_RUNS)
+    rows = await gateway.runs.list(
+        Filter(user=caller.user, tenant=caller.tenant or "", purpose=""), limit=MAX_RECENT_RUNS
+    )
     for row in rows:
         if row.created_at < now - RETRY_WINDOW_S:
             return None

@@ -130,7 +130,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 
 TABLES: Final = PostgresTables(
-    version=402,
+    version=403,
     names=frozenset(
         {"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas", "records"}
     ),
@@ -180,6 +180,7 @@ TABLES: Final = PostgresTables(
             format      integer NOT NULL,  -- newest format of its records; only workers that read it claim the run
             tenant      text,
             release     text NOT NULL DEFAULT '',  -- only workers that have it claim the run; empty for none
+            purpose     text NOT NULL DEFAULT '',  -- "eval", ...; empty for production
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -239,6 +240,7 @@ TABLES: Final = PostgresTables(
         """,
         400: _RECORD_TABLE,
         401: "ALTER TABLE runs ADD COLUMN release text NOT NULL DEFAULT ''",
+        402: "ALTER TABLE runs ADD COLUMN purpose text NOT NULL DEFAULT ''",
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -261,10 +263,10 @@ SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR K
 LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT_RUN: Final = """
 WITH run AS (
-    INSERT INTO runs (id, session, after, parent, agent, "user", tenant, release, prompt, created_at,
+    INSERT INTO runs (id, session, after, parent, agent, "user", tenant, release, purpose, prompt, created_at,
                       state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                       token, crashes, owner, seen, seen_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,
             nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
 header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)

@@ -234,6 +234,7 @@ class _PostgresBackend(PostgresConnection):
         values = (
             *names,
             header.release,
+            header.purpose,
             preview_prompt(header),
             header.created_at,
             *facts,

@@ -46,7 +46,7 @@ local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below', 'feedba
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
-  'ttl_s', 'format', 'tenant', 'release', 'created_at',
+  'ttl_s', 'format', 'tenant', 'release', 'purpose', 'created_at',
 }
 
 local call = redis.call

@@ -111,6 +111,7 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "format": int,
     "tenant": bytes.decode,
     "release": bytes.decode,
+    "purpose": bytes.decode,
     "crashes": int,
     "prompt": bytes.decode,
 }
@@ -394,7 +395,7 @@ class _RedisBackend(RedisServer):
             for (name, parse), field in zip(_SUMMARY_PARSERS.items(), fields, strict=True):
                 values[name] = None if field is None else parse(field)
             values["format"] = values["format"] or UNRECORDED_FORMAT
-            values["release"] = values["release"] or ""
+            values |= {name: values[name] or "" for name in ("release", "purpose")}
         except ValueError as error:
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
         worker = lease[0].decode() if lease else None
@@ -595,7 +596,7 @@ def _with_count(values: Collection[object]) -> tuple[object, ...]:
 
 def _build_fields(header: Header, facts: RunColumns) -> list[object]:
     """Return the fields of a new run for lists, as alternating names and values; fields that are None are omitted."""
-    names = ("session", "after", "parent", "agent", "user", "tenant", "release", "created_at")
+    names = ("session", "after", "parent", "agent", "user", "tenant", "release", "purpose", "created_at")
     values = {name: getattr(header, name) for name in names}
     fields = {"prompt": preview_prompt(header)} | {name: value for name, value in values.items() if value is not None}
     return _flatten_pairs(fields | facts._asdict())

@@ -247,7 +247,7 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=604,
+    version=605,
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset(
         {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
@@ -286,7 +286,8 @@ SCHEMA: Final = SQLiteSchema(
             rating      INTEGER,           -- that of the newest feedback; NULL for none
             tenant      TEXT,
             format      INTEGER NOT NULL,  -- newest format of its records; only workers that read it claim the run
-            release     TEXT NOT NULL DEFAULT ''  -- only workers that have it claim the run; empty for none
+            release     TEXT NOT NULL DEFAULT '', -- only workers that have it claim the run; empty for none
+            purpose     TEXT NOT NULL DEFAULT ''  -- "eval", ...; empty for production
         )
         """,
         _CREATE_WORKERS,
@@ -366,6 +367,7 @@ SCHEMA: Final = SQLiteSchema(
         601: ("ALTER TABLE runs ADD COLUMN release TEXT NOT NULL DEFAULT ''",),
         602: _UNFINISHED_V603,
         603: _LISTS_V604,
+        604: ("ALTER TABLE runs ADD COLUMN purpose TEXT NOT NULL DEFAULT ''",),
     },
 )
 
@@ -376,10 +378,10 @@ SELECT number, token, crashes, alone, version, format, owner, state, stop_reason
 FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
-INSERT INTO runs (id, session, after, parent, agent, user, tenant, release, prompt, created_at,
+INSERT INTO runs (id, session, after, parent, agent, user, tenant, release, purpose, prompt, created_at,
                   state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                   token, owner, crashes, alone, company, suspect, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
@@ -623,9 +625,8 @@ class _SQLiteBackend(DatabaseFile):
         # deleted run's owner are then refused.
         token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
         *facts, _paused = request.columns
-        self.execute(
-            _INSERT_RUN, (*names, header.release, prompt, header.created_at, *facts, token, lease_request.owner.name)
-        )
+        about = (header.release, header.purpose, prompt, header.created_at)
+        self.execute(_INSERT_RUN, (*names, *about, *facts, token, lease_request.owner.name))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
         self._write_events(number, 0, (body, *request.bodies))
         return self._register_lease(

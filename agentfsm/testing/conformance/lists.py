@@ -157,6 +157,15 @@ class ListConformance:
             assert await store.count(where) == len(expected), where
         assert await store.count(limit=3) == 3
 
+    async def test_a_list_can_be_of_one_purpose(self, store: Store) -> None:
+        """`purpose` selects the runs of a purpose, or with an empty string those of production; a summary has it."""
+        for number, purpose in enumerate(("", "eval", "eval")):
+            await create_finished_run(store, make_header(f"r{number}", created_at=float(number), purpose=purpose))
+        assert [line.purpose for line in await store.runs()] == ["eval", "eval", ""]
+        for where, expected in ((Filter(purpose="eval"), ["r2", "r1"]), (Filter(purpose=""), ["r0"])):
+            assert list_ids(await store.runs(where)) == expected
+            assert await store.count(where) == len(expected)
+
     async def test_a_list_can_be_of_what_needs_a_worker(self, store: Store) -> None:
         """`ready_by` selects what waits for a worker, `active_at` also what has one, and `over=False` what is open."""
         now = await store.now()

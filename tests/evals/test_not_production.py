@@ -1,0 +1,77 @@
+"""An evaluation beside production on one store: figures, lists and the learner leave it out, and its money is named."""
+
+import pytest
+
+from agentfsm import Agent, Limits, Usage, tool
+from agentfsm.evals import Case, RubricJudge, SimulatedUser, evaluate
+from agentfsm.memory.episodes import leaves_episode
+from agentfsm.ports import Filter, Reply
+from agentfsm.stores import SQLiteStore
+from agentfsm.telemetry.alerts import replay_alerts
+from agentfsm.telemetry.costs import COST_GROUPS, read_costs
+from agentfsm.telemetry.metrics_summary import read_measurements, summarize
+from agentfsm.testing import FunctionModel, call, say
+
+
+def answer(text):
+    """Return a model whose replies cost a cent, of another family for judges."""
+    return FunctionModel(lambda _request: Reply(text=text, usage=Usage(input_tokens=9, output_tokens=1, cost_usd=0.01)))
+
+
+@pytest.fixture
+async def store(tmp_path):
+    """A store with a run of production that cost a cent."""
+    store = SQLiteStore(tmp_path / "runs.db")
+    await Agent(answer("42"), store=store, name="prod").run("What is 6 * 7?", user="ann", session="s1")
+    yield store
+    await store.aclose()
+
+
+async def read_figures(store):
+    """Return what production is seen by."""
+    log = await read_measurements(store)
+    now = log.find_end(await store.now())
+    costs = {by: (await read_costs(store, by=by)).rows for by in COST_GROUPS}
+    return summarize(log, 0.0, now), replay_alerts(log, 0.0, now), await store.runs(Filter(purpose="")), costs
+
+
+async def test_an_evaluation_beside_production(store):
+    """Success, alerts and lists are unchanged; each report of costs has one row more, that of the evaluation."""
+    metrics, alerts, rows, costs = await read_figures(store)
+
+    @tool
+    async def ask_prod() -> str:
+        """Ask."""
+        return (await Agent(answer("7"), store=store, name="prod").run("What?", user="ann")).answer
+
+    def think(request):
+        return say("", call("ask_prod")) if len(request.messages) == 1 else say("", call("nowhere"))
+
+    bad = Agent(FunctionModel(think), tools=[ask_prod], store=store, name="prod", limits=Limits(turns=1))
+    user = SimulatedUser("fail", model=answer("Go on."), max_turns=2)
+    case = Case(turns=["Fail.", user], user="ann", session="s1")
+    found = await evaluate(bad, [case], runs=10)
+    assert found.mean() == 0
+    judged = Agent(answer("42"), store=store, name="prod")
+    grade = '{"correctness": {"reason": "x", "score": 5}}'
+    judge = RubricJudge(answer(grade), rubric={"correctness": {1: "no", 5: "yes"}}, own_family=True)
+    await evaluate(judged, [Case(input="6 * 7?", user="ann")], runs=2, scorers=[judge])
+    after = await read_figures(store)
+    assert (after[0].tasks, after[0].task_success_rate, after[0].input_tokens) == (1, 1.0, metrics.input_tokens)
+    assert (after[1], after[2]) == (alerts, rows)
+    for by, before in costs.items():
+        own = [row for row in after[3][by] if row.name != "eval"]
+        [row] = [row for row in after[3][by] if row.name == "eval"]
+        assert own == [*before], by
+        assert row.usd == pytest.approx(0.01 * (10 + 20 + 2 + 6))  # calls, the user, answers, and three votes on each
+    assert {line.purpose for line in await store.runs(limit=100)} == {"", "eval"}
+    log = await read_measurements(store, purpose="eval")
+    assert summarize(log, 0.0, log.find_end(await store.now())).task_success_rate < 1
+
+
+async def test_an_evaluation_teaches_nothing(store):
+    """Its runs have a user, and leave no episode."""
+    agent = Agent(answer("42"), store=store)
+    found = await evaluate(agent, [Case(input="I am Ann.", user="ann")], runs=1)
+    assert not leaves_episode(await agent.load(found.results[0].run_id))
+    assert leaves_episode(await agent.run("I am Ann.", user="ann"))
