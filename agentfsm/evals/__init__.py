@@ -6,6 +6,7 @@ from agentfsm.evals.evaluation_runner import evaluate
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
+from agentfsm.evals.run_checks import RunCheck, no_question, not_called
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, TurnResult
 from agentfsm.evals.suite_files import add_case, evaluate_prompt, load_suite
 
@@ -23,6 +24,7 @@ __all__ = [
     "GradedRun",
     "JudgeCalibration",
     "RubricJudge",
+    "RunCheck",
     "RunScorer",
     "SimulatedUser",
     "Suite",
@@ -35,4 +37,6 @@ __all__ = [
     "evaluate_prompt",
     "gate",
     "load_suite",
+    "no_question",
+    "not_called",
 ]

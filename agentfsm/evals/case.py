@@ -20,8 +20,7 @@ from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON, AudioPart, FilePart, ImagePart, Message, Part, TextPart, UserMessage
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value
-from agentfsm.prompts import ReplyCheck
-from agentfsm.prompts.assertions import as_checks
+from agentfsm.evals.run_checks import Expectation, as_expectations
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -161,8 +160,8 @@ class Turn(Value):
     message: str = attrs.field(default="", validator=STRING)
     """With `reject`: the reason, which the model reads."""
 
-    expect: tuple[ReplyCheck, ...] = attrs.field(default=(), converter=as_checks)
-    """Checks of the answer of this turn, as `Case.expect`."""
+    expect: tuple[Expectation, ...] = attrs.field(default=(), converter=as_expectations)
+    """Checks of the answer and the calls of this turn, as `Case.expect`."""
 
     paths: tuple[CallPath, ...] | None = attrs.field(default=None, converter=_as_paths)
     """Valid paths of the tool calls of this turn, as `Case.paths`. None: they are not scored by themselves."""
@@ -267,6 +266,45 @@ def _as_memory(given: Iterable[str | Mapping[str, Any]] | None) -> tuple[str | M
     return None if given is None else tuple(given)
 
 
+Rubric: TypeAlias = Mapping[str, Mapping[int, str]]
+LOWEST: Final = 1
+HIGHEST: Final = 5
+
+
+def as_rubric(given: Any, place: str) -> Rubric:
+    """Return criteria with their anchors; a sentence is a criterion that holds, holds in part, or does not.
+
+    Raises:
+        MisuseError: if it has another form.
+    """
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Sequence) and given and all(isinstance(each, str) and each.strip() for each in given):
+        return {
+            f"criterion {number}" if len(given) > 1 else "criterion": {
+                LOWEST: f"this does not hold: {text}",
+                3: "it holds in part",
+                HIGHEST: "it holds",
+            }
+            for number, text in enumerate(given, 1)
+        }
+    criteria: Any = given
+    try:
+        found = {str(name): {int(score): str(text) for score, text in each.items()} for name, each in criteria.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {}
+    if not found or not all(len(each) > 1 and {*each} <= {*range(LOWEST, HIGHEST + 1)} for each in found.values()):
+        raise MisuseError(
+            f'{place}(rubric=...): give anchors by criterion, {{"tone": {{1: "rude", 5: "friendly"}}}}, or sentences '
+            "that hold of a good answer"
+        )
+    return found
+
+
+def _as_case_rubric(given: Any) -> Rubric | None:
+    return None if given is None else as_rubric(given, "Case")
+
+
 def _as_metadata(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return to_plain_json(given, "metadata")
 
@@ -332,8 +370,11 @@ class Case(Value):
     except those of a set. `[]` is the path without calls. None: calls are not scored.
     """
 
-    expect: tuple[ReplyCheck, ...] = attrs.field(default=(), converter=as_checks)
-    """Checks of the last answer: `json_valid()`, `contains("42")`, ..., as in tests of prompts."""
+    expect: tuple[Expectation, ...] = attrs.field(default=(), converter=as_expectations)
+    """Checks of the last answer, as in tests of prompts: `contains("42")`, `not_contains("sorry")`, `fits_schema(...)`,
+    or a function of it that returns True, or False or a reason; and of all runs: `not_called("refund")` and
+    `no_question()`.
+    """
 
     check: WorldCheck | None = attrs.field(default=None, converter=_as_world_check, validator=FUNCTION.or_none())
     """Check of the world at the end: a function, plain or async, or its name as "module:function". It takes the last
@@ -343,8 +384,16 @@ class Case(Value):
     answer: str = attrs.field(default="", validator=STRING)
     """Expected answer, for judges; empty if there is none. It is compared by meaning, never as text."""
 
+    rubric: Rubric | None = attrs.field(default=None, converter=_as_case_rubric)
+    """Criteria of judges for this case, in place of those of the judge: a sentence that holds of a good answer, or
+    several, or anchors by criterion, as `RubricJudge.rubric` has them. None: those of the judge.
+    """
+
     max_steps: int | None = attrs.field(default=None, validator=COUNT.or_none())
     """Turns of the model that a good run needs at most. None: steps are not scored."""
+
+    max_tokens: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Input and output tokens that a good run uses at most. None: tokens are not scored."""
 
     max_usd: float | None = attrs.field(default=None, validator=POSITIVE.or_none())
     """US dollars that a good run costs at most. None: cost is not scored."""

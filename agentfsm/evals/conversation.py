@@ -100,7 +100,7 @@ async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[],
         return json.dumps(await found if isawaitable(found) else found)
 
     recorder = Agent(FunctionModel(reply), name="eval-record", store=agent.store, clock=agent.clock)
-    run = await recorder.run(task, id=run_id, purpose=PURPOSE)
+    run = await run_beside(recorder, task, run_id)
     return json.loads(run.answer)
 
 
@@ -384,6 +384,11 @@ class Conversation:
             for each in run.pending
         ]
         return "\n".join(lines)
+
+
+async def run_beside(agent: Agent[Any], text: str, run_id: str) -> Run[Any]:
+    """Return a run of an evaluation beside the runs of its target, such as a vote; it is made once."""
+    return await _finish(agent, agent.start(text, id=run_id, purpose=PURPOSE))
 
 
 async def _finish(agent: Agent[Any], run: Run[Any], deps: Any = None) -> Run[Any]:

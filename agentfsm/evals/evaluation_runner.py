@@ -7,6 +7,7 @@ evaluation that was killed goes on where it was, and grades that are computed fr
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from inspect import Parameter, isawaitable, signature
@@ -17,17 +18,24 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.agent_starts import StartOptions
-from agentfsm.core.errors import AgentError, MisuseError, ModelError
+from agentfsm.agents.extras import resolve_model
+from agentfsm.core.errors import AgentError, LimitError, MisuseError, ModelError
 from agentfsm.core.header import short_hash
+from agentfsm.core.limits import StopReason
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, STRING, require_choice, shorten_repr
-from agentfsm.evals.case import Case, Suite, Turn
+from agentfsm.core.usage import Usage
+from agentfsm.core.validation import COUNT, POSITIVE, STRING, require_choice, shorten_repr
+from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
 from agentfsm.evals.recorded_tools import Recording
 from agentfsm.evals.results import CaseResult, Evaluation
+from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, add_usd, grade_turns
 from agentfsm.ports.model import Request
+from agentfsm.telemetry.costs import estimate
 from agentfsm.testing.models import FunctionModel
+
+_log = logging.getLogger("agentfsm.evals")
 
 # Runs of each case: models vary, and one run shows little (document F, 6.3: 5 to 10).
 RUNS: Final = 5
@@ -35,6 +43,8 @@ RUNS: Final = 5
 PARALLEL: Final = 8
 # Hexadecimal digits of the hash in the id of a run.
 RUN_ID_DIGITS: Final = 16
+# Part of a limit in US dollars by which sums of floating-point numbers may exceed it.
+ROUNDING: Final = 1e-9
 
 Speed: TypeAlias = Literal["live", "recorded", "replay"]
 _SPEED: Final = require_choice("live", "recorded", "replay")
@@ -54,6 +64,8 @@ async def evaluate(
     deps: Any = None,
     label: str = "",
     parallel: int = PARALLEL,
+    usd: float | None = None,
+    on_estimate: Callable[[float | None], None] | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> Evaluation:
     """Run each case of a suite several times, and grade the runs.
@@ -76,17 +88,25 @@ async def evaluate(
             returns them. So each conversation has a world of its own. If an evaluation is to be resumed in another
             process, the world has to outlive this one.
         label: Distinguishes evaluations of the same agent, such as those of each night.
-        parallel: Maximum of runs at a time, 1 or more.
+        parallel: Maximum of cases at a time, 1 or more.
+        usd: US dollars that all of it may cost: the runs, simulated users and judges, those of an earlier call that
+            this one continues included. No case begins that is not likely to stay within it. None: no limit.
+        on_estimate: Called before the first request with the US dollars that all of it is likely to cost; None if a
+            price is unknown. It is also logged. Raise an error to stop.
         on_result: Called with each result, for progress.
 
     Raises:
-        MisuseError: if an argument is wrong, or a case has no recorded run where the speed needs one.
+        MisuseError: if an argument is wrong, a case has no recorded run where the speed needs one, or there is a limit
+            in US dollars and a price is unknown.
+        LimitError: if the limit in US dollars is reached. Cases that are over are kept, so a call with a higher one
+            goes on.
         AgentError: if a run cannot be executed, such as a StoreError. Runs that are over are kept.
     """
     COUNT.check("evaluate", "runs", runs)
     COUNT.check("evaluate", "parallel", parallel)
     STRING.check("evaluate", "label", label)
     _SPEED.check("evaluate", "speed", speed)
+    POSITIVE.or_none().check("evaluate", "usd", usd)
     cases = suite if isinstance(suite, Suite) else Suite(suite)
     if speed != "live" and (bare := [case.id for case in cases if not case.recorded]):
         raise MisuseError(f'speed="{speed}" needs cases made from runs (agentfsm eval add), and {bare[0]!r} is not')
@@ -95,7 +115,12 @@ async def evaluate(
     agents = _list_agents(target, chooser)
     runner = _Runner(agents=agents, chooser=chooser, scorers=tuple(scorers), speed=speed, deps=deps, label=label)
     jobs = [(case, repeat) for case in cases for repeat in range(1, runs + 1)]
-    results = await _execute_all(runner, jobs, parallel, on_result)
+    expected = await _estimate(runner, jobs)
+    _log.info("%d cases are evaluated: about %s US dollars", len(jobs), "?" if expected is None else f"{expected:.4f}")
+    if on_estimate is not None:
+        on_estimate(expected)
+    purse = None if usd is None else _Purse(limit=usd, jobs=len(jobs), expected=expected)
+    results = await _execute_all(runner, jobs, parallel, purse, on_result)
     return Evaluation(
         suite=cases.name,
         agent=agents[0].name,
@@ -106,7 +131,84 @@ async def evaluate(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         runs=runs,
         results=tuple(results),
+        estimated_usd=expected,
     )
+
+
+async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | None:
+    """Return the US dollars that cases are likely to cost: texts by the growth of requests, users and judges added."""
+    agent, by_case = runner.agents[0], dict[str, float | None]()
+    try:
+        alone = await estimate(agent)
+        for case, _repeat in jobs:
+            if case.id in by_case:
+                continue
+            users = [each for each in case.all_turns if isinstance(each, SimulatedUser)]
+            said = sum(user.max_turns for user in users) + len(case.all_turns) - len(users)
+            whole = alone if said == 1 else await estimate(agent, alone.turns * said)
+            parts = [whole.usd]
+            read = whole.fixed_tokens + whole.added_tokens * whole.turns
+            for user in users:  # each reply is a request that has the conversation so far
+                asked = Usage(input_tokens=round(read / 2), output_tokens=round(whole.reply_tokens))
+                one = resolve_model(user.model).cost_usd(asked)
+                parts.append(None if one is None else one * user.max_turns)
+            parts += [each.estimate_usd(read) for each in runner.scorers if isinstance(each, RubricJudge)]
+            by_case[case.id] = 0.0 if runner.speed == "replay" else add_usd(parts)
+    except (AttributeError, MisuseError) as error:  # a model of the user's own may have no prices
+        _log.debug("the cost is not estimated: %s", error)
+        return None
+    return add_usd(by_case[case.id] for case, _repeat in jobs)
+
+
+@attrs.define(eq=False)
+class _Purse:
+    """The US dollars of an evaluation: what was spent, and what the cases in progress are likely to cost."""
+
+    limit: float
+    jobs: int
+    expected: float | None
+    spent: float = 0.0
+    done: int = 0
+    in_progress: int = 0
+
+    settled: anyio.Event = attrs.field(factory=anyio.Event)
+    """Set when the next case is over."""
+
+    async def take(self) -> bool:
+        """Return whether another case is likely to stay within the limit, which is then in progress.
+
+        The cost of a case is the mean of those that are over. While others may turn out cheaper, this waits for them.
+        """
+        while True:
+            one = self.spent / self.done if self.done else (self.expected or 0.0) / self.jobs
+            whole = self.spent + (self.in_progress + 1) * one
+            if self.spent < self.limit and whole <= self.limit * (1 + ROUNDING):
+                self.in_progress += 1
+                return True
+            if not self.in_progress:
+                return False
+            await self.settled.wait()
+
+    def settle(self, result: CaseResult) -> None:
+        """Note the cost of a case.
+
+        Raises:
+            MisuseError: if it is unknown.
+        """
+        usd = add_usd([result.usd, result.user_usd, result.judge_usd])
+        if usd is None:
+            raise MisuseError(
+                f"evaluate(usd={self.limit:g}): the price of a model of run {result.run_id} is unknown, so the limit "
+                "cannot hold: give the model a price, or leave usd= out"
+            )
+        self.spent, self.done = self.spent + usd, self.done + 1
+        self.end()
+
+    def end(self) -> None:
+        """Note that a case is in progress no more, and wake those that wait for it."""
+        self.in_progress -= 1
+        self.settled.set()
+        self.settled = anyio.Event()
 
 
 def _join(names: Iterable[str]) -> str:
@@ -149,17 +251,28 @@ async def _execute_all(
     runner: _Runner,
     jobs: list[tuple[Case, int]],
     parallel: int,
+    purse: _Purse | None,
     on_result: Callable[[CaseResult], None] | None,
 ) -> list[CaseResult]:
-    """Execute all jobs, and return their results in order. The first error ends the others and is raised."""
+    """Execute all jobs, and return their results in order. The first error ends the others and is raised.
+
+    If the purse is empty, those in progress are finished first, and then an error is raised.
+    """
     found: dict[int, CaseResult] = {}
     errors: list[AgentError] = []
     waiting = iter(enumerate(jobs))
 
     async def work() -> None:
-        for index, (case, repeat) in waiting:
+        while purse is None or await purse.take():
+            if (job := next(waiting, None)) is None:
+                if purse is not None:
+                    purse.end()
+                return
+            index, (case, repeat) = job
             try:
                 found[index] = await runner.evaluate_once(case, repeat)
+                if purse is not None:
+                    purse.settle(found[index])
             except AgentError as error:
                 errors.append(error)
                 group.cancel_scope.cancel()
@@ -172,6 +285,12 @@ async def _execute_all(
             group.start_soon(work)
     if errors:
         raise errors[0]
+    if purse is not None and len(found) < len(jobs):
+        raise LimitError(
+            str(StopReason.COST_BUDGET),
+            f"{len(found)} of {len(jobs)} cases cost {purse.spent:.4f} US dollars, and more would exceed "
+            f"usd={purse.limit:g}; they are kept: evaluate with a higher usd to go on",
+        )
     return [found[index] for index in range(len(jobs))]
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
-from agentfsm.evals.scorers import Grade, TurnResult
+from agentfsm.evals.scorers import Grade, TurnResult, add_usd
 
 # Version of the form of the file.
 RESULT_FORMAT: Final = 1
@@ -75,6 +75,11 @@ class CaseResult(Value):
     """Reasons to doubt the result, such as a call that was not recorded."""
 
     @property
+    def judge_usd(self) -> float | None:
+        """US dollars of the judges; None if a price is unknown."""
+        return add_usd(grade.usd for grade in self.grades.values())
+
+    @property
     def passed(self) -> bool:
         """Whether the outcome is the expected one."""
         grade = self.grades.get(PASSED)
@@ -111,6 +116,24 @@ class Evaluation(Value):
 
     results: tuple[CaseResult, ...]
     """Results, by case and then by repeat."""
+
+    estimated_usd: float | None = None
+    """US dollars that all of it was estimated to cost before it began; None if a price is unknown."""
+
+    @property
+    def usd(self) -> float | None:
+        """US dollars of the runs, without simulated users and judges; None if a price is unknown."""
+        return add_usd(each.usd for each in self.results)
+
+    @property
+    def user_usd(self) -> float | None:
+        """US dollars of the simulated users; None if a price is unknown."""
+        return add_usd(each.user_usd for each in self.results)
+
+    @property
+    def judge_usd(self) -> float | None:
+        """US dollars of the judges; None if a price is unknown."""
+        return add_usd(each.judge_usd for each in self.results)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from agentfsm.core.messages import Outcome
 from agentfsm.core.value import Value
 from agentfsm.evals.case import CallPath, Case, ExpectedCall
 from agentfsm.evals.conversation import PlayedTurn, record
+from agentfsm.evals.run_checks import Expectation, RunCheck
 from agentfsm.prompts import ReplyCheck, find_failures
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Grade(Value):
 
     reason: str = ""
     """Reason for a grade below 1, or for none."""
+
+    usd: float | None = 0.0
+    """US dollars of the requests of a judge; 0 for a grade by a rule; None if a price is unknown."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,10 +120,11 @@ class OutcomeScorer(Value):
         case = graded.case
         if graded.stop:
             return Grade(0.0, graded.stop)
-        if (why := _find_failure(graded.run, case.expect)) is not None:
+        if (why := _find_failure(graded.runs, case.expect)) is not None:
             return Grade(0.0, why)
         for number, played in enumerate(graded.played, 1):
-            if played.turn.expect and (why := _find_failure(find_run(graded, played), played.turn.expect)) is not None:
+            expect = played.turn.expect
+            if expect and (why := _find_failure([find_run(graded, played)], expect)) is not None:
                 return Grade(0.0, f"turn {number}: {why}")
         return Grade(1.0) if case.check is None else await _record_check(graded)
 
@@ -129,11 +134,14 @@ def find_run(graded: GradedRun, played: PlayedTurn) -> Run[Any]:
     return next(each for each in graded.runs if each.id == played.run_id)
 
 
-def _find_failure(run: Run[Any], checks: Sequence[ReplyCheck]) -> str | None:
-    """Return the reason why a run has no answer that passes the checks; None if it has one."""
+def _find_failure(runs: Sequence[Run[Any]], checks: Sequence[Expectation]) -> str | None:
+    """Return the reason why the last of these runs has no answer, or they do not pass the checks; None if they do."""
+    run = runs[-1]
     if run.state is not State.DONE:
         return f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
-    return "; ".join(find_failures(checks, run.answer)) or None
+    done = [(each, each.find_failure(runs)) for each in checks if isinstance(each, RunCheck)]
+    found = find_failures([each for each in checks if isinstance(each, ReplyCheck)], run.answer)
+    return "; ".join([*found, *[f"{check.name}: {why}" for check, why in done if why is not None]]) or None
 
 
 async def _record_check(graded: GradedRun) -> Grade:
@@ -169,7 +177,7 @@ def grade_turns(graded: GradedRun) -> tuple[TurnResult, ...]:
     for played in graded.played:
         run, turn, grades = find_run(graded, played), played.turn, dict[str, Grade]()
         if turn.expect:
-            why = _find_failure(run, turn.expect)
+            why = _find_failure([run], turn.expect)
             grades["outcome"] = Grade(1.0) if why is None else Grade(0.0, why)
         if turn.paths is not None:
             grades["tool_path"] = _grade_path(turn.paths, run.calls)
@@ -237,16 +245,17 @@ def add_usd(given: Iterable[float | None]) -> float | None:
 
 @attrs.frozen
 class LimitScorer(Value):
-    """Grades `min(1, limit / actual)` for turns, US dollars or seconds of active time."""
+    """Grades `min(1, limit / actual)` for turns, tokens, US dollars or seconds of active time."""
 
     name: str
-    """Name of the aspect: "steps", "cost" or "latency"."""
+    """Name of the aspect: "steps", "tokens", "cost" or "latency"."""
 
     async def grade(self, graded: GradedRun) -> Grade:
         """Grade a run; a case without the limit, and a run whose cost is unknown, are not scored."""
         case, costs = graded.case, [graded.agent.cost(run) for run in graded.runs]
         measures: Mapping[str, tuple[float | None, float | None]] = {
             "steps": (case.max_steps, sum(run.turn for run in graded.runs)),
+            "tokens": (case.max_tokens, sum(cost.usage.tokens for cost in costs)),
             "cost": (case.max_usd, add_usd([cost.usd for cost in costs])),
             "latency": (case.max_seconds, sum(cost.duration_s for cost in costs)),
         }
@@ -264,7 +273,8 @@ SCORERS: Final[tuple[RunScorer, ...]] = (
     OutcomeScorer(),
     PathScorer(),
     LimitScorer("steps"),
+    LimitScorer("tokens"),
     LimitScorer("cost"),
     LimitScorer("latency"),
 )
-"""The default scorers: the outcome, the path of tools, and the limits of turns, US dollars and seconds."""
+"""The default scorers: the outcome, the path of tools, and the limits of turns, tokens, US dollars and seconds."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
 # Columns of CSV whose cells are numbers, and those that are lists of words.
-_NUMBERS: Final = frozenset({"max_steps", "max_usd", "max_seconds"})
+_NUMBERS: Final = frozenset({"max_steps", "max_tokens", "max_usd", "max_seconds"})
 _WORDS: Final = frozenset({"roles", "tags", "files"})
 
 

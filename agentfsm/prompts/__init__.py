@@ -11,6 +11,8 @@ from agentfsm.prompts.assertions import (
     matches,
     max_tokens,
     no_field,
+    not_contains,
+    not_matches,
 )
 from agentfsm.prompts.evaluation import (
     PromptReport,
@@ -62,6 +64,8 @@ __all__ = [
     "matches",
     "max_tokens",
     "no_field",
+    "not_contains",
+    "not_matches",
     "shorten_text",
     "split_scratchpad",
     "take_action",

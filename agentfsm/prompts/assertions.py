@@ -119,16 +119,39 @@ def contains(text: str) -> ReplyCheck:
     )
 
 
+def not_contains(text: str) -> ReplyCheck:
+    """Return the check that a reply does not contain this text."""
+    NAME.check("not_contains", "text", text)
+    return ReplyCheck(
+        name=f"not_contains {text!r}", find=lambda reply, _count: f"{text!r} is there" if text in reply else None
+    )
+
+
 def matches(pattern: str) -> ReplyCheck:
     """Return the check that a part of a reply matches this regular expression."""
-    NAME.check("matches", "pattern", pattern)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise MisuseError(f"matches({pattern!r}): the pattern is not a regular expression: {error}") from None
+    compiled = _compile("matches", pattern)
     return ReplyCheck(
         name=f"matches {pattern}", find=lambda reply, _count: None if compiled.search(reply) else "nothing matches"
     )
+
+
+def not_matches(pattern: str) -> ReplyCheck:
+    """Return the check that no part of a reply matches this regular expression."""
+    compiled = _compile("not_matches", pattern)
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        found = compiled.search(reply)
+        return None if found is None else f"{shorten_repr(found[0])} matches"
+
+    return ReplyCheck(name=f"not_matches {pattern}", find=find)
+
+
+def _compile(check: str, pattern: str) -> re.Pattern[str]:
+    NAME.check(check, "pattern", pattern)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise MisuseError(f"{check}({pattern!r}): the pattern is not a regular expression: {error}") from None
 
 
 def fits_schema(schema: Mapping[str, Any]) -> ReplyCheck:
@@ -151,7 +174,9 @@ _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
     "no_field": no_field,
     "max_tokens": max_tokens,
     "contains": contains,
+    "not_contains": not_contains,
     "matches": matches,
+    "not_matches": not_matches,
     "fits_schema": fits_schema,
 }
 

@@ -32,7 +32,7 @@ async def read_figures(store):
     log = await read_measurements(store)
     now = log.find_end(await store.now())
     costs = {by: (await read_costs(store, by=by)).rows for by in COST_GROUPS}
-    return summarize(log, 0.0, now), replay_alerts(log, 0.0, now), await store.runs(Filter(purpose="")), costs
+    return summarize(log, 0.0, now), replay_alerts(log, now - 3600, now), await store.runs(Filter(purpose="")), costs
 
 
 async def test_an_evaluation_beside_production(store):
