@@ -45,7 +45,7 @@ async def test_an_evaluation_beside_production(store):
         return (await Agent(answer("7"), store=store, name="prod").run("What?", user="ann")).answer
 
     def think(request):
-        return say("", call("ask_prod")) if len(request.messages) == 1 else say("", call("nowhere"))
+        return say("", call("ask_prod" if request.messages[-1].text == "Fail." else "nowhere"))
 
     bad = Agent(FunctionModel(think), tools=[ask_prod], store=store, name="prod", limits=Limits(turns=1))
     user = SimulatedUser("fail", model=answer("Go on."), max_turns=2)
