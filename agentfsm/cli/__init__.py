@@ -19,7 +19,7 @@
     agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
-input, 4 a limit was reached, 130 interrupted.
+input, 4 a limit was reached, 5 an evaluation cannot decide, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS, ValueRule
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, POSITIVE, SECONDS, ValueRule
 from agentfsm.ports.stored import RATING
 from agentfsm.tools.schema.arguments import check_object
 
@@ -149,6 +149,11 @@ def parse_seconds(text: str) -> float:
 def parse_seconds_or_zero(text: str) -> float:
     """Parse a number of seconds, 0 or more."""
     return _parse(text, float, NOT_NEGATIVE)
+
+
+def parse_usd(text: str) -> float:
+    """Parse an amount of US dollars above 0."""
+    return _parse(text, float, POSITIVE)
 
 
 def parse_rate(text: str) -> tuple[int, float]:

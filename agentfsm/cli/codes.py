@@ -20,14 +20,14 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1
     USAGE = 2
-    UNDECIDED = 2
-    """A gate of evaluations cannot decide: it needs more cases. The number is the one that CI servers expect."""
-
     WAITING = 3
     """The run waits for a person or for input."""
 
     LIMIT = 4
     """The run reached a limit; with a larger limit it would have continued."""
+
+    UNDECIDED = 5
+    """A gate of evaluations cannot decide: it needs more cases."""
 
     INTERRUPTED = 130
     """The command was interrupted. Shells report the same code for a process that Ctrl-C ended."""

@@ -26,6 +26,7 @@ from agentfsm.cli.argument_types import (
     parse_since,
     parse_threshold,
     parse_time,
+    parse_usd,
 )
 from agentfsm.cli.commands import (
     alert_rules,
@@ -98,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="agentfsm",
         description="Run agents that record every step in a journal, and inspect, resume and control their runs.",
         epilog="exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for input, 4 a limit was reached, "
-        "130 interrupted",
+        "5 an evaluation cannot decide, 130 interrupted",
     )
     made.add_argument("--version", action=_VersionAction, nargs=0, help="print the version and exit")
     add = made.add_subparsers(required=True, metavar="COMMAND").add_parser
@@ -920,7 +921,7 @@ def _add_mcp_logins(sub: AddParser) -> None:
 def _add_eval(add: AddParser) -> None:
     sub = _add_group(add, "eval", "evaluate agents on suites of cases, and compare the results")
     run = _add_command(sub, eval_suites.run, text="run each case several times, and grade the runs")
-    run.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl, or module:suite")
+    run.add_argument("suite", metavar="SUITE", help="a file .yaml, .json, .jsonl or .csv, or module:suite")
     _add_agent(run)
     run.add_argument(
         "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each case (default: %(default)s)"
@@ -935,12 +936,15 @@ def _add_eval(add: AddParser) -> None:
     run.add_argument(
         "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
     )
+    run.add_argument(
+        "--usd", metavar="AMOUNT", type=parse_usd, help="US dollars that all of it may cost; an estimate is shown first"
+    )
     run.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
     run.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
     compare = _add_command(sub, eval_suites.compare_results, text="compare two results, case by case", name="compare")
     compare.add_argument("before", metavar="BEFORE", help="the baseline's result")
     compare.add_argument("after", metavar="AFTER", help="the candidate's result")
-    text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 2 undecided"
+    text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 5 undecided"
     gate = _add_command(sub, eval_suites.gate_result, text=text, name="gate")
     for takes in (run, gate):
         text = "lowest accepted mean, from 0 to 1: below it the exit code is 1"

@@ -1,13 +1,14 @@
 """Compare two evaluations of one suite, and conclude: worse, better, not shown to be worse, or undecided.
 
 Both agents have run the same cases, so differences are paired by case. A conclusion needs an interval: a lower mean
-alone may be noise, and a small sample without a difference does not exclude one.
+alone may be noise, and a small sample without a difference does not exclude one. With 10 cases or more it is about all
+cases like these. With fewer it is about these cases alone, and is decided by the number of their runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from statistics import NormalDist, fmean
 from typing import Final
@@ -18,12 +19,22 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import POSITIVE, ValueRule, is_number
 from agentfsm.core.value import Value
 from agentfsm.evals.results import PASSED, Evaluation
-from agentfsm.evals.statistics import CONFIDENCE, bootstrap_interval, cases_needed, mcnemar, mean_and_spread
+from agentfsm.evals.statistics import (
+    CONFIDENCE,
+    bootstrap_interval,
+    cases_needed,
+    interval_of_rates,
+    mcnemar,
+    mean_and_spread,
+)
 
 # Relative loss that is not accepted (document H, 3.4).
 WORSE_BY: Final = 0.05
-# Cases below which nothing is decided: an interval of fewer says more about its method than about the agents.
+# Cases below which nothing is decided about other cases: an interval of fewer says more about its method than about the
+# agents.
 MIN_CASES: Final = 10
+# Runs of a case beyond which no decision about the case alone is looked for.
+MAX_RUNS: Final = 10_000
 
 _PROBABILITY: Final = ValueRule(
     fits=lambda value: is_number(value) and 0 < value < 1, wanted="a number above 0 and below 1"
@@ -80,6 +91,12 @@ class Comparison(Value):
     excludes_margin: bool
     """Whether a loss of `margin` is excluded with the confidence."""
 
+    is_about_these_cases: bool = False
+    """Whether it is about these cases alone, because they are fewer than 10."""
+
+    needed_runs: int = 0
+    """If it is about these cases alone: runs of each that would settle it if the rates stay as they are; 0 if none."""
+
     p_value: float | None = None
     """P-value of McNemar's exact test, if each case ran once and passed or failed; else None."""
 
@@ -96,7 +113,10 @@ class Comparison(Value):
     def __str__(self) -> str:
         low, high = self.interval
         more = f"; {self.missing} more cases would settle a loss of {self.margin:.1%}" if self.missing else ""
+        if self.missing and self.needed_runs:
+            more += f", or {self.needed_runs} runs of each for these cases alone"
         cases = f"{self.cases} case" if self.cases == 1 else f"{self.cases} cases"
+        cases += " alone" if self.is_about_these_cases else ""
         return (
             f"{self.metric}: {self.conclusion}, {self.before:.1%} to {self.after:.1%} in {cases}, "
             f"difference {self.difference:+.1%} [{low:+.1%}, {high:+.1%}]{more}"
@@ -134,14 +154,21 @@ def compare(
     base, differences = fmean(mean for mean, _ in means), [after - before for before, after in means]
     margin = worse_by * base
     spread = _floor_spread(margin, first, second, shared)
-    interval = (-1.0, 1.0)
+    interval, lowest, needed_runs = (-1.0, 1.0), -1.0, 0
+    is_few = len(shared) < MIN_CASES and all({*first[case], *second[case]} <= {0.0, 1.0} for case in shared)
     if len(shared) >= MIN_CASES:
         interval, own = bootstrap_interval(differences, confidence=confidence), mean_and_spread(differences)[1]
         spread = max(spread, own)
+    elif is_few:
+        rates = [(fmean(first[case]), len(first[case]), fmean(second[case]), len(second[case])) for case in shared]
+        interval = interval_of_rates(rates, confidence=confidence)
+        lowest = interval[0]
+        needed_runs = _count_runs(rates, margin, confidence)
     needed = max(MIN_CASES, cases_needed(spread, margin, confidence=confidence)) if margin else MIN_CASES
-    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
-    lowest = min(interval[0], fmean(differences) - half)
-    excludes_margin = len(shared) >= MIN_CASES and (lowest > -margin or not margin)
+    if len(shared) >= MIN_CASES:
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
+        lowest = min(interval[0], fmean(differences) - half)
+    excludes_margin = lowest > -margin or (not margin and len(shared) >= MIN_CASES)
     return Comparison(
         metric=metric,
         before=base,
@@ -153,8 +180,28 @@ def compare(
         needed=needed,
         conclusion=_conclude(interval, excludes_margin),
         excludes_margin=excludes_margin,
+        is_about_these_cases=is_few,
+        needed_runs=needed_runs,
         p_value=_test_pairs(first, second, shared),
     )
+
+
+def _count_runs(rates: Sequence[tuple[float, int, float, int]], margin: float, confidence: float) -> int:
+    """Return the runs of each case with which these rates would settle a loss of `margin`; 0 if no number does."""
+    low, high = 1, MAX_RUNS
+
+    def settles(runs: int) -> bool:
+        lower, upper = interval_of_rates(
+            [(before, runs, after, runs) for before, _, after, _ in rates], confidence=confidence
+        )
+        return upper < 0 or lower > 0 or lower > -margin
+
+    if not settles(high):
+        return 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if settles(middle) else (middle + 1, high)
+    return low
 
 
 def _conclude(interval: tuple[float, float], excludes_margin: bool) -> Conclusion:

@@ -20,6 +20,7 @@ from agentfsm.core.validation import is_number, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.evals.comparison import WORSE_BY, Comparison, Conclusion, compare
 from agentfsm.evals.results import PASSED, Evaluation
+from agentfsm.evals.scorers import add_usd
 from agentfsm.evals.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ class GateReport(Value):
 
     reasons: tuple[str, ...]
     """Reasons for the decision, one sentence for each aspect."""
+
+    missing: int = 0
+    """Number of further cases that would settle all aspects, with as many runs of each; 0 unless it is undecided."""
+
+    missing_usd: float | None = 0.0
+    """US dollars that they are likely to cost, with simulated users and judges; None if a price is unknown."""
+
+    def __str__(self) -> str:
+        if self.decision is not GateDecision.UNDECIDED:
+            return f"gate: {self.decision}"
+        cost = "at an unknown price" if self.missing_usd is None else f"for about {self.missing_usd:.2f} US dollars"
+        return f"gate: {self.decision}; {self.missing} more cases would decide, {cost}"
 
 
 def gate(
@@ -92,8 +105,17 @@ def gate(
     decisions += [(GateDecision.WORSE, reason) for reason in find_below_floors(candidate, limits)]
     order = (GateDecision.WORSE, GateDecision.UNDECIDED, GateDecision.PASS)
     decision = min((each for each, _reason in decisions), key=order.index)
+    missing = 0
+    if decision is GateDecision.UNDECIDED:
+        missing = max([max(1, each.needed - each.cases) for each in found if _is_undecided(each)])
+    spent = add_usd([candidate.usd, candidate.user_usd, candidate.judge_usd])
+    cases = len({each.case for each in candidate.results})
     return GateReport(
-        decision=decision, comparisons=tuple(found), reasons=tuple(reason for _decision, reason in decisions)
+        decision=decision,
+        comparisons=tuple(found),
+        reasons=tuple(reason for _decision, reason in decisions),
+        missing=missing,
+        missing_usd=None if spent is None else missing * spent / cases,
     )
 
 
@@ -113,6 +135,10 @@ def find_below_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> tu
         if mean < floor:
             found.append(f"{name}: {mean:.1%} is below the floor of {floor:.1%}")
     return tuple(found)
+
+
+def _is_undecided(found: Comparison) -> bool:
+    return _decide_aspect(found) is GateDecision.UNDECIDED
 
 
 def _decide_aspect(found: Comparison) -> GateDecision:

@@ -62,9 +62,11 @@ def test_a_suite_is_run(here):
     assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
     assert "3 of 3 runs are those of an earlier evaluation of this version" in here.err
     assert [each.run_id for each in Evaluation.load(here.folder / "result.json").results] == ids
-    assert len(here.json("runs", "--store", "e.db")["runs"]) == 3
-    here(*words, "--against", "result.json", code=2)
+    assert here.json("runs", "--store", "e.db")["runs"] == []
+    assert len(here.json("runs", "--store", "e.db", "--purpose", "eval")["runs"]) == 3
+    here(*words, "--against", "result.json", code=5)
     assert "usage" not in here.err
+    assert "estimate: 3 runs of cases, the price is unknown" in here.err
 
 
 def test_a_case_is_made_of_a_run(here):
@@ -80,15 +82,19 @@ def test_a_case_is_made_of_a_run(here):
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "word"), [("same", 0, "pass"), ("worse", 1, "worse"), ("few", 2, "undecided")]
+    ("name", "code", "word"), [("same", 0, "pass"), ("worse", 1, "worse"), ("few", 5, "undecided")]
 )
 def test_a_gate_has_three_answers(here, results, name, code, word):
     """As words and as exit codes; each is appended to the history."""
     words = ("eval", "gate", f"{name}.json", "--against", "base.json", "--history", "history.jsonl")
     out = here(*words, code=code)
-    assert out.splitlines()[-1] == f"gate: {word}"
+    more = "; 38 more cases would decide, at an unknown price" if code == 5 else ""
+    assert out.splitlines()[-1] == f"gate: {word}{more}"
+    assert here.json(*words, code=code)["missing"] == (38 if more else 0)
+    here("eval", "gate", f"{name}.json", "--against", "nowhere.json", code=2)
+    here("eval", "gate", f"{name}.json", "--agianst", "base.json", code=2)
     assert here.json(*words, code=code)["decision"] == word
-    assert len((here.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert len((here.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_results_are_compared(here, results):
@@ -96,7 +102,7 @@ def test_results_are_compared(here, results):
     out = here("eval", "compare", "base.json", "worse.json", "--metric", "outcome", "--metric", "judge", code=1)
     assert out.splitlines()[0].startswith("outcome: worse, 100.0% to 50.0% in 60 cases, difference -50.0% [-")
     assert out.splitlines()[1].startswith("judge: worse")
-    found = here.json("eval", "compare", "base.json", "few.json", code=2)["comparisons"][0]
+    found = here.json("eval", "compare", "base.json", "few.json", code=5)["comparisons"][0]
     assert (found["conclusion"], found["missing"]) == ("undecided", 38)
 
 

@@ -3,6 +3,7 @@
 import random
 from itertools import pairwise
 
+import attrs
 import pytest
 
 from agentfsm import MisuseError
@@ -31,7 +32,11 @@ def sample(make_evaluation):
         ([[1] * 5] * 25 + [[0] * 5] * 15, [[1] * 5] * 40, Conclusion.BETTER),
         ([[1] * 5] * 50, [[1] * 5] * 50, Conclusion.NOT_WORSE),
         ([[1] * 5] * 10, [[1] * 5] * 10, Conclusion.UNDECIDED),  # nothing differs, in too few cases to say much
-        ([[1] * 5] * 9, [[0] * 5] * 9, Conclusion.UNDECIDED),
+        ([[1] * 5] * 9, [[0] * 5] * 9, Conclusion.WORSE),
+        ([[1] * 3] * 2, [[0] * 3] * 2, Conclusion.WORSE),  # of few cases, the runs decide about these alone
+        ([[1] * 3] * 2, [[1] * 3] * 2, Conclusion.UNDECIDED),
+        ([[1] * 37] * 2, [[1] * 37] * 2, Conclusion.NOT_WORSE),
+        ([[0.5] * 40] * 2, [[0.5] * 40] * 2, Conclusion.UNDECIDED),  # grades between are no rates
         ([[0] * 5] * 20, [[0] * 5] * 20, Conclusion.NOT_WORSE),  # nothing can be lost
         ([[1]] * 50, [[1]] * 47 + [[0]] * 3, Conclusion.UNDECIDED),  # 6 % less, by three runs
     ],
@@ -42,6 +47,34 @@ def test_conclusions(make_evaluation, before, after, conclusion):
     assert found.conclusion is conclusion
     assert (found.missing > 0) == (conclusion is Conclusion.UNDECIDED)
     assert str(found).startswith(f"outcome: {conclusion}")
+
+
+def test_few_cases_are_decided_by_their_runs(make_evaluation):
+    """The comparison names the number of runs with which two agents with the same rates pass."""
+    few = compare(make_evaluation([1] * 3, [1] * 3), make_evaluation([1] * 3, [1] * 3))
+    assert (few.is_about_these_cases, few.needed_runs) == (True, 37)
+    assert str(few).endswith("81 more cases would settle a loss of 5.0%, or 37 runs of each for these cases alone")
+    assert compare(make_evaluation([1] * 37), make_evaluation([1] * 37)).needed_runs == 53
+    loses = compare(make_evaluation([1] * 100), make_evaluation([1] * 95 + [0] * 5))
+    assert (loses.conclusion, loses.needed_runs) == (Conclusion.UNDECIDED, 102)
+
+
+def test_runs_of_few_cases_seldom_mislead(sample):
+    """Of two cases with 60 runs: an equal agent is called worse in 5 % at most, and one that lost half is found."""
+    equal = [gate(sample(seed, 2, runs=60), sample(seed + 5_000, 2, runs=60)).decision for seed in range(300)]
+    assert equal.count(GateDecision.WORSE) <= 15
+    worse = [gate(sample(seed, 2, runs=60, drop=0.5), sample(seed + 5_000, 2, runs=60)).decision for seed in range(50)]
+    assert worse.count(GateDecision.WORSE) >= 49
+
+
+def test_what_a_decision_would_cost(make_evaluation):
+    """The report of a gate names the further cases, and their price."""
+    found = make_evaluation(*[[1] * 5] * 12)
+    paid = attrs.evolve(found, results=tuple(attrs.evolve(each, usd=0.02, user_usd=0.01) for each in found.results))
+    asked = gate(paid, found)
+    assert (asked.missing, asked.missing_usd) == (38, pytest.approx(38 * 5 * 0.03))
+    assert str(asked) == "gate: undecided; 38 more cases would decide, for about 5.70 US dollars"
+    assert gate(found, found).missing_usd is None
 
 
 def test_the_number_of_cases_that_would_settle_it(sample):

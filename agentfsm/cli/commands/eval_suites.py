@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
+from agentfsm.agents.agent import Agent
 from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.agent_target import is_target, load_target
-from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
+from agentfsm.cli.resolve.run_lookup import resolve_agent_or_rollout, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.evals import CaseResult, GateReport
 
-# Exit codes of a gate, as CI servers expect them. That of "undecided" is also the one of a wrong usage.
+# Exit codes of a gate. A wrong usage, such as a missing baseline, is USAGE.
 _GATE_CODES: Final = {
     GateDecision.PASS: ExitCode.DONE,
     GateDecision.WORSE: ExitCode.FAILED,
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     suite = load_target(args.suite, Suite) if is_target(args.suite) else load_suite(args.suite)
     against = None if args.against is None else Evaluation.load(args.against)
     floors = _parse_floors(args.floor)
-    agent, _location = resolve_agent(args, terminal)
+    target, _location = resolve_agent_or_rollout(args, terminal)
     scorers = SCORERS if args.judge is None else (*SCORERS, RubricJudge(args.judge))
     whole, done = len(suite) * (1 if args.speed == "replay" else args.runs), 0
 
@@ -55,16 +57,25 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         why = f": {grade.reason}" if grade.reason else ""
         terminal.err(f"{done:>{len(str(whole))}}/{whole} {result.case} run {result.repeat} {word}{why}"[:300])
 
+    def state(usd: float | None) -> None:
+        limit = "" if args.usd is None else f", at most ${args.usd:g}"
+        about = "the price is unknown" if usd is None else f"about ${usd:.4f}"
+        terminal.err(f"estimate: {whole} runs of cases, {about}{limit}")
+
     async def execute() -> Evaluation:
-        async with agent:
+        async with AsyncExitStack() as opened:
+            for agent in [target] if isinstance(target, Agent) else target.arms.values():
+                await opened.enter_async_context(agent)
             return await evaluate(
-                agent,
+                target,
                 suite,
                 runs=args.runs,
                 scorers=scorers,
                 speed=args.speed,
                 label=args.label,
                 parallel=args.parallel,
+                usd=args.usd,
+                on_estimate=state,
                 on_result=show,
             )
 
@@ -102,10 +113,8 @@ def _report(terminal: Terminal, found: Evaluation, decided: GateReport | None) -
         return
     for line in _format_evaluation(found):
         terminal.out(line)
-    for reason in () if decided is None else decided.reasons:
-        terminal.out(reason)
-    if decided is not None:
-        terminal.out(f"gate: {decided.decision}")
+    for line in () if decided is None else (*decided.reasons, str(decided)):
+        terminal.out(line)
 
 
 def _format_evaluation(found: Evaluation) -> Iterator[str]:
@@ -115,9 +124,10 @@ def _format_evaluation(found: Evaluation) -> Iterator[str]:
         shown = "" if interval is None else f" (95 %: {interval[0]:.1%} to {interval[1]:.1%})"
         yield f"  {name:<10} {found.mean(name):7.1%}{shown}"
     yield f"  pass^{found.runs}     {found.pass_hat(found.runs):7.1%}"
-    priced = [each.usd for each in found.results if each.usd is not None]
-    cost = f", ${sum(priced):.4f}" if priced else ""
-    yield f"  tokens     {sum(each.tokens for each in found.results):7,}{cost}"
+    yield f"  tokens     {sum(each.tokens for each in found.results):7,}"
+    for name, usd in (("cost", found.usd), ("users", found.user_usd), ("judges", found.judge_usd)):
+        if usd != 0:
+            yield f"  {name:<10} {'unknown price' if usd is None else f'${usd:.4f}'}"
     for each in found.results:
         for finding in each.findings:
             yield f"  {each.case} run {each.repeat}: {finding}"
@@ -159,7 +169,7 @@ def gate_result(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     creep = find_creep(history, args.worse_by) if history else ()
     if terminal.json:
         terminal.document({**_as_json(decided), "creep": creep})
-    for line in () if terminal.json else (*decided.reasons, *creep, f"gate: {decided.decision}"):
+    for line in () if terminal.json else (*decided.reasons, *creep, str(decided)):
         terminal.out(line)
     return _GATE_CODES[decided.decision]
 
