@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm.evals import Evaluation, GateDecision, gate
+from agentfsm.testing.fake_llm.server import LocalServer
+
 SCRIPT = """
 import os, sys
 import anyio
@@ -50,3 +53,60 @@ def test_a_killed_evaluation_goes_on(tmp_path: Path):
     assert done.stdout == "1.0 1.0\n", done.stderr
     asked = (tmp_path / "asked.txt").read_text(encoding="utf-8").splitlines()
     assert sorted(asked) == sorted(f"case {number}" for number in range(3) for _ in range(3))
+
+
+TALKS = """
+import os, sys
+import anyio
+from agentfsm import Agent
+from agentfsm.evals import Case, SimulatedUser, evaluate
+from agentfsm.prompts import contains
+from agentfsm.stores import SQLiteStore
+
+def kill_at(result):
+    with open("over.txt", "a") as file:
+        print(result.case, file=file)
+    if len(open("over.txt").readlines()) == int(sys.argv[1]):
+        os.kill(os.getpid(), 9)
+
+async def main():
+    async with Agent("openai:gpt-4o", store=SQLiteStore("evals.db")) as agent:
+        cases = [
+            Case(id=f"<{number}>", turns=SimulatedUser(f"You are <{number}>.", model="openai:gpt-4o-mini"),
+                 user=f"user {number}", expect=[contains(f"<{number}>")])
+            for number in range(60)
+        ]
+        (await evaluate(agent, cases, runs=1, parallel=16, on_result=kill_at)).save("found.json")
+
+anyio.run(main)
+"""
+
+
+def talk(body):
+    """Return the third text of a user, or the answer to one, which names the user."""
+    said = [str(message["content"]) for message in body["messages"]]
+    if body["model"] == "gpt-4o":
+        return f"You are {said[-1].split()[-1]}"
+    name = said[0].split("You are ")[1].split(".")[0]
+    return "[END]" if len(said) > 7 else f"text {len(said) // 2} of {name}"
+
+
+@pytest.mark.soak
+def test_a_suite_of_conversations_is_killed_twice(tmp_path: Path):
+    """60 simulated users, 16 at once: no request of a case that was over is sent again, and the result gates."""
+    with LocalServer(talk) as server:
+        given = {"OPENAI_API_KEY": "none-needed", "OPENAI_BASE_URL": server.base_url, "PATH": ""}
+        for kill_at in (15, 40, 0):
+            over = (tmp_path / "over.txt").read_text(encoding="utf-8").split() if kill_at != 15 else []
+            before = len(server.requests)
+            command = [sys.executable, "-c", TALKS, str(kill_at)]
+            ended = subprocess.run(
+                command, cwd=tmp_path, env=given, capture_output=True, text=True, check=False, timeout=300
+            )
+            assert ended.returncode == (-signal.SIGKILL if kill_at else 0), ended.stderr
+            texts = [str(each.body) for each in server.requests[before:]]
+            assert not [name for name in over if any(name in text for text in texts)]
+    found = Evaluation.load(tmp_path / "found.json")
+    assert (found.mean(), len(found.results)) == (1, 60)
+    assert {len(each.conversation) for each in found.results} == {3}
+    assert gate(found, found, worse_by=0.1).decision is GateDecision.PASS
