@@ -178,7 +178,7 @@ class Header(Value):
     purpose: str = ""
     """Purpose of the run if it is not production, such as "eval" for one of an evaluation: figures of tasks, alerts,
     limits of callers, lists and the learner leave it out unless they are asked for it. Empty for production. Forks,
-    sub-agents, and runs that its calls start inherit it.
+    sub-agents, and runs that its calls start inherit it. Workers leave it to who has started it.
     """
 
     instructions: str | None = None

@@ -223,7 +223,9 @@ class QueueSupervisor:
         now, count = await self.agent.store.now(), 0
         page: list[RunSummary] = []
         others: dict[str, str] = {}
-        async for summary in self.agent.runs.iterate(Filter(agent=self.agent.name, waiting=waiting, ready_by=now)):
+        async for summary in self.agent.runs.iterate(
+            Filter(agent=self.agent.name, waiting=waiting, ready_by=now, purpose="")
+        ):
             page.append(summary)
             if summary.release and summary.release not in self.releases:
                 others[self.name_queue(summary.release)] = summary.release

@@ -416,7 +416,8 @@ class Store(FollowedStore, Protocol):
         """Take the leases of runs of that agent that are ready, longest waiting first.
 
         A run is ready if it is not over, has no owner, was not called by another run, and either does not wait, or has
-        a post that its last owner had not seen, or its deadline has passed.
+        a post that its last owner had not seen, or its deadline has passed. A run that is not production, such as one
+        of an evaluation, is left to who has started it.
 
         An owner that ends without releasing its leases has crashed, and one of its runs may be the cause. The first
         crash has no effect. Runs whose owners crashed twice or more are suspects: they are claimed separately, in

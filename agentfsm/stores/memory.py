@@ -299,16 +299,19 @@ class MemoryStore(Store):
             if newest_format < FORMAT:  # all runs in memory are of this version
                 return Claim(has_newer=limit > 0 and not suspects and self._has_ready(waiting))
             left: list[tuple[float, int, str]] = []
+            others: list[tuple[float, int, str]] = []  # that are not production
             while not suspects and waiting and len(leases) < limit and waiting[0][0] <= self.clock.now():
                 at, _number, run_id = entry = heapq.heappop(waiting)
                 record = self._records.get(run_id)
                 if record is None or record.ready_at != at:
                     continue
-                if releases is None or record.run.header.release in {"", *releases}:
+                if record.run.header.purpose:
+                    others.append(entry)
+                elif releases is None or record.run.header.release in {"", *releases}:
                     leases.append(self._grant_lease(record, durability))
                 else:
                     left.append(entry)
-            for entry in left:
+            for entry in (*left, *others):
                 heapq.heappush(waiting, entry)
             other = self._records[left[0][2]].run.header.release if left and len(leases) < limit else ""
         return Claim(leases=tuple(leases), other_release=other)

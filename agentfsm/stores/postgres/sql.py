@@ -289,7 +289,8 @@ SELECT_LIVING_OWNERS: Final = f"SELECT name FROM workers WHERE {_IS_ALIVE}"  # n
 _HAS_RELEASE: Final = "coalesce(release = '' OR release = ANY(%s::text[]), true)"
 _OLDEST_CLAIMABLE: Final = f"""
 FROM runs
-WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s AND format <= %s AND {_HAS_RELEASE}
+WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s AND format <= %s AND purpose = ''
+    AND {_HAS_RELEASE}
 ORDER BY ready_at, number LIMIT %s
 """
 # Owners whose leases have expired, other owners, and the company of the first suspect. The index of owners has an entry

@@ -570,6 +570,8 @@ local function ready_runs(index, limit, newest_format, releases)
       local run = named(index, entry)
       if not run then
         looked_at = looked_at - 1 -- the entry was removed
+      elseif (run.purpose or '') ~= '' then
+        skipped = skipped + 1 -- who has started it executes it
       elseif format_of(run) > newest_format then
         has_newer, skipped = 1, skipped + 1
       elseif releases and (run.release or '') ~= '' and not releases[run.release] then

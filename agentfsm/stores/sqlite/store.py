@@ -390,7 +390,7 @@ _HAS_RELEASE: Final = "(:releases IS NULL OR release = '' OR release IN (SELECT 
 _SELECT_CLAIMABLE: Final = f"""
 SELECT id, company FROM runs
 WHERE agent = :agent AND suspect = :suspect AND ready_at <= :now AND company >= :company AND format <= :format
-    AND {_HAS_RELEASE}
+    AND purpose = '' AND {_HAS_RELEASE}
 ORDER BY ready_at, number LIMIT :limit
 """  # noqa: S608  of our own names, as all below
 # Executed only if a claim finds too few runs, so the index has few other entries before the first that is too new.

@@ -99,6 +99,15 @@ class LeaseConformance:
         claim = await store.claim("a", limit=10)
         assert ([lease.run_id for lease in claim.leases], claim.other_release) == (["r3"], "")
 
+    async def test_a_run_that_is_not_production_is_left_to_who_has_started_it(self, store: Store) -> None:
+        """No worker claims it, also if it is the first that is ready; its lease can be taken by its id."""
+        for number, purpose in enumerate(["eval", "", "eval"]):
+            await (await LeasedRun.create(store, make_header(f"r{number}", agent="a", purpose=purpose))).release()
+        claim = await store.claim("a", limit=10, releases=["1"])
+        assert ([lease.run_id for lease in claim.leases], claim.has_newer, claim.other_release) == (["r1"], False, "")
+        assert not (await store.claim("a", limit=1)).leases
+        assert (await store.lease("r0")).version == 0
+
     async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
         """The next lease has the version of the last append."""
         driver = await LeasedRun.create(store)
