@@ -92,7 +92,7 @@ async def evaluate(
         usd: US dollars that all of it may cost: the runs, simulated users and judges, those of an earlier call that
             this one continues included. No case begins that is not likely to stay within it. None: no limit.
         on_estimate: Called before the first request with the US dollars that all of it is likely to cost; None if a
-            price is unknown. It is also logged. Raise an error to stop.
+            price is unknown. Raise an error to stop. With a limit the estimate is also logged.
         on_result: Called with each result, for progress.
 
     Raises:
@@ -115,10 +115,13 @@ async def evaluate(
     agents = _list_agents(target, chooser)
     runner = _Runner(agents=agents, chooser=chooser, scorers=tuple(scorers), speed=speed, deps=deps, label=label)
     jobs = [(case, repeat) for case in cases for repeat in range(1, runs + 1)]
-    expected = await _estimate(runner, jobs)
-    _log.info("%d cases are evaluated: about %s US dollars", len(jobs), "?" if expected is None else f"{expected:.4f}")
-    if on_estimate is not None:
-        on_estimate(expected)
+    expected = None
+    if usd is not None or on_estimate is not None:
+        expected = await _estimate(runner, jobs)
+        stated = "an unknown price" if expected is None else f"about {expected:.4f} US dollars"
+        _log.info("%d cases are evaluated, for %s", len(jobs), stated)
+        if on_estimate is not None:
+            on_estimate(expected)
     purse = None if usd is None else _Purse(limit=usd, jobs=len(jobs), expected=expected)
     results = await _execute_all(runner, jobs, parallel, purse, on_result)
     return Evaluation(
@@ -140,12 +143,13 @@ async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | No
     agent, by_case = runner.agents[0], dict[str, float | None]()
     try:
         alone = await estimate(agent)
+        by_texts = {1: alone}
         for case, _repeat in jobs:
             if case.id in by_case:
                 continue
             users = [each for each in case.all_turns if isinstance(each, SimulatedUser)]
             said = sum(user.max_turns for user in users) + len(case.all_turns) - len(users)
-            whole = alone if said == 1 else await estimate(agent, alone.turns * said)
+            whole = by_texts[said] = by_texts.get(said) or await estimate(agent, alone.turns * said)
             parts = [whole.usd]
             read = whole.fixed_tokens + whole.added_tokens * whole.turns
             for user in users:  # each reply is a request that has the conversation so far

@@ -118,7 +118,9 @@ class Evaluation(Value):
     """Results, by case and then by repeat."""
 
     estimated_usd: float | None = None
-    """US dollars that all of it was estimated to cost before it began; None if a price is unknown."""
+    """US dollars that all of it was estimated to cost before it began; None if a price is unknown, or no estimate was
+    asked for.
+    """
 
     @property
     def usd(self) -> float | None:

@@ -189,7 +189,7 @@ async def test_an_estimate_comes_first():
         with pytest.raises(MisuseError, match="too much"):
             await evaluate(agent, suite, runs=2, scorers=scorers, on_estimate=tell)
     assert 0 < told[0] < told[1]
-    assert (await evaluate(agent, suite, runs=1)).estimated_usd == pytest.approx(told[0] / 2)
+    assert (await evaluate(agent, suite, runs=1, usd=1.0)).estimated_usd == pytest.approx(told[0] / 2)
     plain = Agent(ScriptedModel("Yes."))
     with pytest.raises(MisuseError, match=r"the price of a model of run .* is unknown, so the limit cannot hold"):
         await evaluate(plain, [Case(input="a")], runs=1, usd=1.0, on_estimate=told.append)
