@@ -309,9 +309,20 @@ def _as_metadata(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return to_plain_json(given, "metadata")
 
 
+def _describe_turn(turn: Turn | SimulatedUser | NextTurn) -> list[Any] | str:
+    """Return a turn as JSON that is the same in each process: a model and a function by their names."""
+    if isinstance(turn, Turn):
+        names = ("input", "send", "approve", "reject", "answer", "arguments", "message")
+        return [getattr(turn, name) for name in names]
+    if isinstance(turn, SimulatedUser):
+        return [turn.goal, turn.stop, turn.max_turns, getattr(turn.model, "name", turn.model)]
+    return str(getattr(turn, "__qualname__", type(turn).__qualname__))
+
+
 def _name_case(case: Case) -> str:
-    facts = [str(case.input), *map(str, case.turns), *map(repr, case.messages)]
-    return short_hash("\n".join(facts), CASE_ID_DIGITS)
+    turns = [json.dumps(_describe_turn(each)) for each in case.turns]
+    said = [json.dumps(attrs.asdict(each), default=str) for each in case.messages]
+    return short_hash("\n".join([str(case.input), *turns, *said]), CASE_ID_DIGITS)
 
 
 @attrs.frozen(kw_only=True)
@@ -441,20 +452,12 @@ class Case(Value):
 
     def list_facts(self) -> list[Any]:
         """Return what the runs depend on beside the first text, as JSON; empty for a case that is only a text."""
-        turns = [
-            [getattr(each, name) for name in ("input", "send", "approve", "reject", "answer", "arguments", "message")]
-            if isinstance(each, Turn)
-            else [each.goal, each.stop, each.max_turns, getattr(each.model, "name", each.model)]
-            if isinstance(each, SimulatedUser)
-            else getattr(each, "__qualname__", type(each).__qualname__)
-            for each in self.all_turns
-        ]
+        turns = [_describe_turn(each) for each in self.all_turns]
         about = [self.user, self.session, list(self.roles), self.tenant, dict(self.metadata), self.memory]
-        said = [[repr(each) for each in self.history], [repr(each) for each in self.files]]
+        said = [[json.dumps(attrs.asdict(each), default=str) for each in part] for part in (self.history, self.files)]
         plain: list[Any] = [None, None, [], None, {}, None, [], []]
-        return (
-            [] if [*about, *said] == plain and len(turns) == 1 and isinstance(turns[0], list) else [turns, about, said]
-        )
+        is_plain = [*about, *said] == plain and len(turns) == 1 and isinstance(self.all_turns[0], Turn)
+        return [] if is_plain else [turns, about, said]
 
 
 def _as_cases(given: Iterable[Case]) -> tuple[Case, ...]:

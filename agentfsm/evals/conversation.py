@@ -50,6 +50,8 @@ _USER_PROMPT: Final = (
 )
 _BEGIN: Final = "Write your first message."
 _UNSET: Final = object()
+# Waits that only a process that died leaves behind.
+_BROKEN: Final = frozenset({PendingKind.OUTCOME, PendingKind.CRASH})
 # Purpose of all runs of an evaluation, those of judges and simulated users included.
 PURPOSE: Final = "eval"
 
@@ -190,6 +192,9 @@ class Conversation:
                 sent.append(next_turn)
                 waiting.popleft()
             await self._take(turn, sent)
+            kinds = {item.kind for item in self.runs[-1].pending}
+            if not kinds.isdisjoint(_BROKEN):
+                self.fault = f"a process died in the middle of run {self.runs[-1].id}: {' and '.join(kinds & _BROKEN)}"
 
     async def _take(self, turn: Turn, sent: Sequence[Turn]) -> None:
         """Carry out a turn, and those that arrive in the inbox of its run."""

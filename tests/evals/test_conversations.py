@@ -5,7 +5,18 @@ import json
 import attrs
 import pytest
 
-from agentfsm import Agent, AssistantMessage, MisuseError, RunContext, TextPart, ToolResult, UserMessage, ask_user, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    ImagePart,
+    MisuseError,
+    RunContext,
+    TextPart,
+    ToolResult,
+    UserMessage,
+    ask_user,
+    tool,
+)
 from agentfsm.evals import Case, SimulatedUser, Turn, evaluate, load_suite
 from agentfsm.evals.results import Evaluation
 from agentfsm.flow import Flow, step
@@ -254,6 +265,27 @@ async def test_a_conversation_that_was_killed(tmp_path):
     ]
     async with make()[0] as agent:
         assert [run.state async for run in agent.runs.iterate()].count("done") == 6
+
+
+async def test_what_the_runs_of_a_case_are_known_by():
+    """What the user says and attaches, in any process: models and functions by their names, files by their content."""
+
+    def make(**fields):
+        user = SimulatedUser("chat", model=FunctionModel(lambda _request: "[END]"))
+        return Case(
+            turns=[
+                "Hi.",
+                user,
+            ],
+            **fields,
+        )
+
+    assert make().id == make().id
+    assert make(user="ann").list_facts() == make(user="ann").list_facts() != make().list_facts()
+    images = [ImagePart.of(bytes([0] * 500 + [number])) for number in range(2)]
+    one, two = [Case(input="Look.", files=[each]) for each in images]
+    assert one.list_facts() != two.list_facts()
+    assert Case(input="Look.").list_facts() == Case(turns=["Look."]).list_facts() == []
 
 
 async def test_any_function_is_evaluated():
