@@ -78,11 +78,14 @@ def render_html(evaluation: Evaluation, decided: GateReport | None = None, histo
     parts = [f"<h1>{escape(title)}</h1>", f"<p><small>{escape(about)}</small></p>"]
     if decided is not None:
         reasons = "".join(f"<li>{escape(each)}</li>" for each in decided.reasons)
-        parts.append(f"<h2>Gate: {escape(decided.decision)}</h2><ul>{reasons}</ul>")
+        parts.append(f"<h2>Gate: {escape(decided.decision)}</h2><ul>{reasons}</ul><p>{escape(str(decided))}</p>")
     parts += [
         "<h2>Aspects</h2>",
         _table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
     ]
+    costs = (("runs", evaluation.usd), ("simulated users", evaluation.user_usd), ("judges", evaluation.judge_usd))
+    shown = [(name, "unknown price" if usd is None else f"{usd:.4f}") for name, usd in costs if usd != 0]
+    parts += ["<h2>Costs</h2>", _table(("of", "US dollars"), shown)] if shown else []
     tags = sorted({tag for each in evaluation.results for tag in each.tags})
     if tags:
         rows = [(escape(tag), *_number_cells(evaluation.mean(tag=tag))) for tag in tags]

@@ -141,5 +141,8 @@ def test_reports(here, results):
     assert "&lt;case 1&gt;" in page
     assert "<h2>Gate: worse</h2>" in page
     assert page.count("<polyline") == 1
+    assert "<td>runs</td><td>unknown price</td>" in page
+    here("eval", "report", "few.json", "--html", "few.html", "--against", "base.json")
+    assert "38 more cases would decide" in (here.folder / "few.html").read_text(encoding="utf-8")
     assert "http" not in page
     assert "<script" not in page
