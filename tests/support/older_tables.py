@@ -7,7 +7,7 @@ from contextlib import closing
 
 from agentfsm.stores.rules import LIST_INDEXES
 
-# What tables 6.5 of SQLite have and tables 6.0 had not, undone: the records, releases and purposes of runs, and indexes.
+# What tables 6.5 of SQLite have and tables 6.0 had not, undone: records, releases and purposes of runs, and indexes.
 _SQLITE_600 = f"""
 DROP INDEX runs_unfinished;
 {"".join(f"DROP INDEX {name};" for name in LIST_INDEXES)}
