@@ -28,6 +28,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from agentfsm.cli import codes
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             args = build_parser().parse_args(words)
             terminal.json = args.json
-            return int(args.act(args, terminal))
+            module, _, command = args.act.partition(":")  # only the module of this command is imported
+            return int(getattr(import_module(f"agentfsm.cli.commands.{module}"), command)(args, terminal))
         except AgentError as error:
             terminal.err(f"agentfsm: {error}")
             for note in getattr(error, "__notes__", ()):

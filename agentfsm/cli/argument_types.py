@@ -25,6 +25,9 @@ _SPAN_PATTERN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
 _UNIX_TIME_PATTERN: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
 # Ten years in seconds. A longer span is taken for a typing error.
 MAX_SPAN_S: Final = 10 * 366 * 86_400.0
+# Address of servers. Only programs on this machine can reach it.
+DEFAULT_ADDRESS: Final = "127.0.0.1:8000"
+MAX_PORT: Final = 65_535
 
 
 def parse_time(text: str) -> TimeResolver:
@@ -114,6 +117,15 @@ def parse_threshold(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {name}=0.8") from None
 
 
+def parse_weight(text: str) -> tuple[str, float]:
+    """Parse ARM=PERCENT."""
+    arm, value = parse_pair(text)
+    try:
+        return arm, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {arm}=5") from None
+
+
 def parse_field(text: str) -> tuple[str, str]:
     """Parse a field of an answer: NAME=VALUE."""
     name, sign, value = text.partition("=")
@@ -129,6 +141,22 @@ def parse_object(text: str) -> str:
             f"{text!r} is not a JSON object ({flaw}): write for example '{{\"cents\": 500}}'"
         )
     return text
+
+
+def parse_address(text: str) -> str:
+    """Check that the text is HOST:PORT, or a port of this machine, and return the text."""
+    host, port = split_address(text)
+    if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form HOST:PORT: write for example {DEFAULT_ADDRESS} or [::1]:8000"
+        )
+    return text
+
+
+def split_address(text: str) -> tuple[str, str]:
+    """Split HOST:PORT, where a single port is one of this machine."""
+    host, colon, port = text.rpartition(":")
+    return (host, port) if colon else ("127.0.0.1", text)
 
 
 def parse_count(text: str) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn
 
 from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.agents.worker import DRAIN_S
 from agentfsm.cli.argument_types import (
+    DEFAULT_ADDRESS,
+    parse_address,
     parse_count,
     parse_date,
     parse_datetime,
@@ -27,51 +30,57 @@ from agentfsm.cli.argument_types import (
     parse_threshold,
     parse_time,
     parse_usd,
+    parse_weight,
 )
-from agentfsm.cli.commands import (
-    alert_rules,
-    audit_log,
-    cost_tables,
-    decide,
-    documentation,
-    eval_suites,
-    execute,
-    fleet_metrics,
-    index_admin,
-    inspect,
-    key_files,
-    mcp_client,
-    mcp_login,
-    mcp_serve,
-    memory_admin,
-    new_project,
-    prompt_files,
-    retention,
-    rollout_admin,
-    schedule_admin,
-    serve_http,
-    shell_completion,
-    timetravel,
-)
-from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.evals.comparison import WORSE_BY
-from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
-from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
-from agentfsm.stores.home import DEFAULT_STORE
+from agentfsm.stores.home import DEFAULT_STORE, HOME_FOLDER
 from agentfsm.stores.loading import mask_password
-from agentfsm.telemetry.costs import COST_GROUPS
-
-if TYPE_CHECKING:
-    from agentfsm.cli.resolve.run_lookup import Command
 
 AddParser = Callable[..., argparse.ArgumentParser]
+
+_DEFAULT_SEALS: Final = f"{HOME_FOLDER}/seals.jsonl"
+_DEFAULT_MEMORY: Final = f"{HOME_FOLDER}/memory.db"
+# Name in the records of deletions from a memory.
+_MEMORY_BY: Final = "agentfsm memory"
+# Only programs on this machine can reach these.
+_STUDIO_ADDRESS: Final = "127.0.0.1:8787"
+_ENGINES: Final = ("store", "dbos")
+# Shells, with the command that stores the script.
+_SHELLS: Final = {
+    "bash": "agentfsm completion bash > ~/.local/share/bash-completion/completions/agentfsm",
+    "zsh": "agentfsm completion zsh > ~/.zfunc/_agentfsm, a folder of $fpath",
+    "fish": "agentfsm completion fish > ~/.config/fish/completions/agentfsm.fish",
+}
+# Fields of ClientLimits that are options of `mcp serve`, and what they bound.
+CLIENT_LIMITS: Final = {
+    "connections": "connections at once",
+    "sessions": "sessions at once",
+    "calls": "calls in progress and waiting",
+}
+# Options for the limits of a user of `serve`, by field.
+KEY_LIMITS: Final = {
+    "requests": ("--per-minute", "requests of the user in a minute"),
+    "open_requests": ("--open-requests", "requests of the user at once, such as event streams, in one process"),
+    "tokens": ("--tokens-per-minute", "tokens of the user's runs in a minute"),
+    "runs": ("--running", "runs of the user at once"),
+}
+# Values of the library. They are repeated here, because importing their modules takes longer than most commands, and
+# tests/cli/test_parser.py compares them.
+DATE_PLACEHOLDER: Final = "{logical_date}"
+MISSED_POLICIES: Final = ("skip", "latest", "all")
+COST_GROUPS: Final = ("agent", "model", "purpose", "user", "day", "tenant")
+UNIT_KINDS: Final = ("user", "session", "run")
+EVALUATION_RUNS: Final = 5
+EVALUATIONS_PARALLEL: Final = 8
+WORSE_BY: Final = 0.05
+LOGIN_TIMEOUT_S: Final = 300.0
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -115,15 +124,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_memory(add)
     _add_index(add)
     _add_mcp(add)
-    prompt_files.add_parsers(_add_group(add, "prompts", "list, test and activate versions of prompts"))
+    _add_prompts(add)
     _add_eval(add)
-    text = "start roll-outs and flags, change their weights, roll back, and print results and log"
-    rollout_admin.add_rollout_parsers(_add_group(add, "rollout", text), _add_command)
-    text = "list, print and compare the releases of agents"
-    rollout_admin.add_release_parsers(_add_group(add, "release", text), _add_command)
+    _add_rollout(add)
+    _add_release(add)
     _add_load(add)
     _add_serve(add)
-    key_files.add_parsers(_add_group(add, "keys", "create, list and remove API keys for `agentfsm serve`"))
+    _add_keys(add)
     _add_webhooks(add)
     _add_setup(add)
     return made
@@ -138,24 +145,38 @@ def _add_group(add: AddParser, name: str, text: str) -> AddParser:
     return group.add_subparsers(required=True, metavar="COMMAND").add_parser
 
 
-def _add_command(add: AddParser, act: Command, *, text: str, name: str = "") -> argparse.ArgumentParser:
-    added = add(name or act.__name__, help=text, description=text[0].upper() + text[1:] + ".")
+def _add_command(
+    add: AddParser, act: str, *, text: str, name: str = "", has_store: bool = True
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    Args:
+        add: Adds a parser to those of the commands, or of a group.
+        act: Module in `cli/commands/` and function, as "module:function"; it is imported when the command runs.
+        text: Line of help.
+        name: Name of the command; by default that of the function.
+        has_store: Whether it takes `--store`.
+    """
+    added = add(name or act.partition(":")[2], help=text, description=text[0].upper() + text[1:] + ".")
     added.set_defaults(act=act)
     added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
-    added.add_argument(
-        "--store",
-        metavar="PATH|URL",
-        help=f"store of the runs: a file, postgresql://... or redis://... (default: ${STORE_VARIABLE}, else "
-        f"{DEFAULT_STORE}); pass a URL with a password in the variable",
-    )
+    if has_store:
+        added.add_argument(
+            "--store",
+            metavar="PATH|URL",
+            help=f"store of the runs: a file, postgresql://... or redis://... (default: ${STORE_VARIABLE}, else "
+            f"{DEFAULT_STORE}); pass a URL with a password in the variable",
+        )
     return added
 
 
 def _add_execute(add: AddParser) -> None:
-    demo = _add_command(add, execute.demo, text="let an agent survey a folder and write a report; no key is needed")
+    demo = _add_command(add, "execute:demo", text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
-    run = _add_command(add, execute.run, text="run an agent to the end, or until it waits")
-    talk = _add_command(add, execute.chat, text="talk with an agent, in a conversation that a killed process continues")
+    run = _add_command(add, "execute:run", text="run an agent to the end, or until it waits")
+    talk = _add_command(
+        add, "execute:chat", text="talk with an agent, in a conversation that a killed process continues"
+    )
     _add_agent(talk)
     chosen = talk.add_mutually_exclusive_group()
     chosen.add_argument("--session", help="name of the conversation (default: a new one)")
@@ -163,7 +184,7 @@ def _add_execute(add: AddParser) -> None:
         "--continue", dest="continues", action="store_true", help="continue the newest conversation with this agent"
     )
     talk.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
-    submit = _add_command(add, execute.submit, text="store a run for a worker to execute, and print its id")
+    submit = _add_command(add, "execute:submit", text="store a run for a worker to execute, and print its id")
     for starts in (run, submit):
         _add_agent(starts)
         starts.add_argument("prompt", help="the task")
@@ -183,7 +204,7 @@ def _add_execute(add: AddParser) -> None:
             default=[],
             help="stored with the run; may be given several times",
         )
-    submit.add_argument("--engine", choices=execute.ENGINES, default="store", help=_ENGINE_HELP)
+    submit.add_argument("--engine", choices=_ENGINES, default="store", help=_ENGINE_HELP)
     submit.add_argument(
         "--priority",
         metavar="N",
@@ -193,7 +214,7 @@ def _add_execute(add: AddParser) -> None:
     submit.add_argument(
         "--delay", metavar="SECONDS", type=parse_seconds, help="start the run later (with --engine dbos)"
     )
-    worker = _add_command(add, execute.worker, text="execute runs that are ready, until interrupted")
+    worker = _add_command(add, "execute:worker", text="execute runs that are ready, until interrupted")
     _add_agent(worker)
     worker.add_argument(
         "--parallel",
@@ -209,7 +230,7 @@ def _add_execute(add: AddParser) -> None:
         help=f"interval between two queries for ready runs (default: {WORKER_POLL_S}, with --engine dbos 0.25)",
     )
     worker.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
-    worker.add_argument("--engine", choices=execute.ENGINES, default="store", help=_ENGINE_HELP)
+    worker.add_argument("--engine", choices=_ENGINES, default="store", help=_ENGINE_HELP)
     worker.add_argument(
         "--concurrency",
         metavar="N",
@@ -230,7 +251,7 @@ def _add_execute(add: AddParser) -> None:
     )
     _add_drain(worker)
     _add_deltas(worker)
-    resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
+    resume = _add_command(add, "execute:resume", text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
     _add_agent_option(resume)
     resume.add_argument("--takeover", action="store_true", help="take the run from a worker that hangs")
@@ -252,11 +273,11 @@ def _add_purpose(takes: argparse.ArgumentParser) -> None:
 
 def _add_inspect(add: AddParser) -> None:
     pages = _add_command(
-        add, documentation.docs, text="print a page of the documentation, or a guide for coding agents"
+        add, "documentation:docs", text="print a page of the documentation, or a guide for coding agents"
     )
     pages.add_argument("topic", metavar="PAGE", nargs="?", help="such as tools or tutorial/index (default: the guide)")
     pages.add_argument("--list", action="store_true", help="list the pages")
-    runs = _add_command(add, inspect.runs, text="list the newest runs")
+    runs = _add_command(add, "inspect:runs", text="list the newest runs")
     runs.add_argument("--session", help="only runs of this conversation")
     runs.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
     runs.add_argument("--user", metavar="NAME", help="only runs of this user")
@@ -273,13 +294,15 @@ def _add_inspect(add: AddParser) -> None:
     )
     runs.add_argument("--all", action="store_true", help="also list the runs of sub-agents")
     runs.add_argument("--limit", type=parse_count, default=20, help="maximum number (default: %(default)s)")
-    show = _add_command(add, inspect.show, text="show a run: its turns, calls and outcomes")
+    show = _add_command(add, "inspect:show", text="show a run: its turns, calls and outcomes")
     _add_run_id(show)
     show.add_argument("--at", metavar="VERSION", type=int, help="show the run as it was at this version")
     show.add_argument("--events", action="store_true", help="list its journal as well")
     _add_export(add)
     _add_audit(add)
-    graph = _add_command(add, inspect.graph, text="draw an agent, the plan or the path of a run, or the state machine")
+    graph = _add_command(
+        add, "inspect:graph", text="draw an agent, the plan or the path of a run, or the state machine"
+    )
     graph.add_argument(
         "subject", metavar="module:agent|RUN", nargs="?", help="an agent or a run (default: the state machine)"
     )
@@ -289,7 +312,7 @@ def _add_inspect(add: AddParser) -> None:
     graph.add_argument(
         "--states", action="store_true", help="draw the states of a run, also if it has a plan or is a flow"
     )
-    doctor = _add_command(add, inspect.doctor, text="check the installation, the store and the tools of an agent")
+    doctor = _add_command(add, "inspect:doctor", text="check the installation, the store and the tools of an agent")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")
     _add_mcp_option(doctor, "add the MCP servers of this file to its tools")
     doctor.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
@@ -306,7 +329,7 @@ def _add_inspect(add: AddParser) -> None:
 
 
 def _add_load(add: AddParser) -> None:
-    load = _add_command(add, inspect.load, text="measure how long runs of an agent take at a stated concurrency")
+    load = _add_command(add, "inspect:load", text="measure how long runs of an agent take at a stated concurrency")
     _add_agent(load)
     load.add_argument("--prompts", metavar="FILE", help="file with a prompt in each line, used in turn")
     load.add_argument("--prompt", metavar="TEXT", help="the prompt of all runs")
@@ -325,7 +348,7 @@ def _add_load(add: AddParser) -> None:
 
 def _add_export(add: AddParser) -> None:
     text = "write a run, its journal and its messages as JSON; or send the traces of runs to OpenTelemetry"
-    export = _add_command(add, inspect.export, text=text)
+    export = _add_command(add, "inspect:export", text=text)
     export.add_argument("id", metavar="RUN|otlp", help="id of the run; or the word otlp, for the traces of all runs")
     export.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
     export.add_argument("--to", metavar="URL", help="otlp: the server (default: $OTEL_EXPORTER_OTLP_ENDPOINT)")
@@ -343,7 +366,7 @@ def _add_export(add: AddParser) -> None:
 
 def _add_audit(add: AddParser) -> None:
     audit = _add_command(
-        add, audit_log.audit, text="list each call of a run, or of all runs: caller, arguments, approval, outcome"
+        add, "audit_log:audit", text="list each call of a run, or of all runs: caller, arguments, approval, outcome"
     )
     audit.add_argument("id", metavar="RUN", nargs="?", help="id of the run (default: all runs, newest first)")
     audit.add_argument("--tool", metavar="GLOB", default="*", help="only calls of these tools, for example 'files__*'")
@@ -364,7 +387,7 @@ def _add_audit(add: AddParser) -> None:
     seals.add_argument("--verify", action="store_true", help="find changes of the store since it was sealed")
     seals.add_argument("--head", action="store_true", help="show the end of that file, to be kept elsewhere")
     audit.add_argument(
-        "--seals", metavar="FILE", default=audit_log.DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
+        "--seals", metavar="FILE", default=_DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
     )
     audit.add_argument("--follow", action="store_true", help="with --seal: go on until interrupted")
     audit.add_argument(
@@ -377,10 +400,10 @@ _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phas
 
 
 def _add_decide(add: AddParser) -> None:
-    approve = _add_command(add, decide.approve, text="approve a call that waits for approval")
-    reject = _add_command(add, decide.reject, text="reject a call that waits for approval")
-    settle = _add_command(add, decide.settle, text="record the outcome of a call whose worker crashed")
-    answer = _add_command(add, decide.answer, text="answer a question, or supply the result of an external call")
+    approve = _add_command(add, "decide:approve", text="approve a call that waits for approval")
+    reject = _add_command(add, "decide:reject", text="reject a call that waits for approval")
+    settle = _add_command(add, "decide:settle", text="record the outcome of a call whose worker crashed")
+    answer = _add_command(add, "decide:answer", text="answer a question, or supply the result of an external call")
     for decides in (approve, reject):
         _add_run_id(decides)
         decides.add_argument("calls", metavar="CALL", nargs="+", help="ids of the calls, for example t3.0")
@@ -407,7 +430,9 @@ def _add_decide(add: AddParser) -> None:
         default=[],
         help="let later calls with this value of the argument run in this session; without --digest, only show it",
     )
-    allowances = _add_command(add, decide.allowances, text="list what is allowed in the session of a run, or revoke it")
+    allowances = _add_command(
+        add, "decide:allowances", text="list what is allowed in the session of a run, or revoke it"
+    )
     _add_run_id(allowances)
     allowances.add_argument("--revoke", metavar="ALLOWANCE", help="end the allowance with this id")
     for checked in (approve, settle):
@@ -431,12 +456,12 @@ def _add_decide(add: AddParser) -> None:
     )
     answer.add_argument("--decline", action="store_true", help="decline to answer the questions of a tool")
     _add_send(add)
-    pause = _add_command(add, decide.pause, text="pause a run at its next step, until it is resumed")
-    cancel = _add_command(add, decide.cancel, text="end a run")
+    pause = _add_command(add, "decide:pause", text="pause a run at its next step, until it is resumed")
+    cancel = _add_command(add, "decide:cancel", text="end a run")
     for stops in (pause, cancel):
         _add_run_id(stops)
         stops.add_argument("--message", default="", help="the reason, for the journal")
-    feedback = _add_command(add, decide.feedback, text="rate a run, also if it is over")
+    feedback = _add_command(add, "decide:feedback", text="rate a run, also if it is over")
     _add_run_id(feedback)
     feedback.add_argument("--rating", metavar="1-5", type=parse_rating, required=True, help="1 (bad) to 5 (good)")
     feedback.add_argument("--comment", default="", help="the reasons")
@@ -445,7 +470,7 @@ def _add_decide(add: AddParser) -> None:
 
 
 def _add_send(add: AddParser) -> None:
-    send = _add_command(add, decide.send, text="send input to a run, which reads it at its next turn")
+    send = _add_command(add, "decide:send", text="send input to a run, which reads it at its next turn")
     _add_run_id(send)
     send.add_argument("text", help="the text that the model reads")
     kinds = [str(kind) for kind in InputKind if kind is not InputKind.REFLECTION]
@@ -458,7 +483,7 @@ def _add_send(add: AddParser) -> None:
 
 
 def _add_timetravel(add: AddParser) -> None:
-    fork = _add_command(add, timetravel.fork, text="start a run from the first events of another, and print its id")
+    fork = _add_command(add, "timetravel:fork", text="start a run from the first events of another, and print its id")
     _add_run_id(fork)
     fork.add_argument(
         "--at", metavar="VERSION", type=int, help="number of events to copy (default: all but a final one)"
@@ -468,11 +493,11 @@ def _add_timetravel(add: AddParser) -> None:
     fork.add_argument(
         "--withhold", action="store_true", help="refuse calls of tools that are not read-only; else the new run acts"
     )
-    replay = _add_command(add, timetravel.replay, text="check that the agent would repeat the requests of a run")
+    replay = _add_command(add, "timetravel:replay", text="check that the agent would repeat the requests of a run")
     _add_run_id(replay)
     for takes in (fork, replay):
         _add_agent_option(takes)
-    diff = _add_command(add, timetravel.diff, text="compare two versions of a run, or two runs")
+    diff = _add_command(add, "timetravel:diff", text="compare two versions of a run, or two runs")
     _add_run_id(diff)
     diff.add_argument("other", nargs="?", metavar="OTHER", help="id of the other run (default: the same run)")
     diff.add_argument("--at", metavar="VERSION", type=int, help="version of the first run (default: the newest)")
@@ -480,10 +505,10 @@ def _add_timetravel(add: AddParser) -> None:
 
 
 def _add_retention(add: AddParser) -> None:
-    delete = _add_command(add, retention.delete, text="remove a run with those of its sub-agents, or a session")
+    delete = _add_command(add, "retention:delete", text="remove a run with those of its sub-agents, or a session")
     delete.add_argument("id", nargs="?", metavar="RUN", help="id of the run")
     delete.add_argument("--session", help="the conversation whose runs are removed")
-    prune = _add_command(add, retention.prune, text="remove runs that ended long ago")
+    prune = _add_command(add, "retention:prune", text="remove runs that ended long ago")
     long = prune.add_mutually_exclusive_group(required=True)
     long.add_argument(
         "--before",
@@ -495,14 +520,14 @@ def _add_retention(add: AddParser) -> None:
         "--older-than", metavar="DAYS", type=parse_days, help="they ended this long ago, by the store's clock"
     )
     prune.add_argument("--unread", action="store_true", help="also runs that a follower has not read")
-    _add_command(add, retention.compact, text="return the space of removed runs to the disk (SQLite only)")
+    _add_command(add, "retention:compact", text="return the space of removed runs to the disk (SQLite only)")
 
 
 def _add_followers(add: AddParser) -> None:
     sub = _add_group(add, "followers", "list the durable consumers of the journals, or drop one")
-    _add_command(sub, retention.list_followers, name="list", text="list the followers of the store with their lag")
+    _add_command(sub, "retention:list_followers", name="list", text="list the followers of the store with their lag")
     drop = _add_command(
-        sub, retention.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
+        sub, "retention:drop_follower", name="drop", text="remove a follower, which keeps runs from being pruned"
     )
     drop.add_argument("name", metavar="NAME", help="name of the follower")
 
@@ -513,7 +538,9 @@ def _add_schedule(add: AddParser) -> None:
         "schedule",
         "add, list, pause, resume or remove recurring starts of runs, or create the runs of a span of time",
     )
-    added = _add_command(sub, schedule_admin.add_schedule, name="add", text="add a schedule, whose runs workers start")
+    added = _add_command(
+        sub, "schedule_admin:add_schedule", name="add", text="add a schedule, whose runs workers start"
+    )
     _add_schedule_name(added)
     _add_agent(added)
     added.add_argument("prompt", help=f"the task, or the inputs of a flow; {DATE_PLACEHOLDER} stands for the time")
@@ -528,7 +555,7 @@ def _add_schedule(add: AddParser) -> None:
     )
     added.add_argument(
         "--missed",
-        choices=get_args(MissedPolicy),
+        choices=MISSED_POLICIES,
         default="latest",
         help="which times without a worker are made up for (default: %(default)s)",
     )
@@ -547,22 +574,22 @@ def _add_schedule(add: AddParser) -> None:
     )
     added.add_argument("--replace", action="store_true", help="replace another schedule of this name")
     _add_command(
-        sub, schedule_admin.list_schedules, name="list", text="list the schedules of the store with their next times"
+        sub, "schedule_admin:list_schedules", name="list", text="list the schedules of the store with their next times"
     )
     for act, name, does in (
-        (schedule_admin.show_schedule, "show", "print a schedule, with the times that could not get their run"),
-        (schedule_admin.remove_schedule, "remove", "remove a schedule; its runs stay"),
-        (schedule_admin.pause_schedule, "pause", "start no runs until the schedule is resumed"),
-        (schedule_admin.resume_schedule, "resume", "start runs again, from the next time on"),
+        ("schedule_admin:show_schedule", "show", "print a schedule, with the times that could not get their run"),
+        ("schedule_admin:remove_schedule", "remove", "remove a schedule; its runs stay"),
+        ("schedule_admin:pause_schedule", "pause", "start no runs until the schedule is resumed"),
+        ("schedule_admin:resume_schedule", "resume", "start runs again, from the next time on"),
     ):
         _add_schedule_name(_add_command(sub, act, name=name, text=does))
-    following = _add_command(sub, schedule_admin.print_next_times, name="next", text="print the next times")
+    following = _add_command(sub, "schedule_admin:print_next_times", name="next", text="print the next times")
     _add_schedule_name(following)
     following.add_argument(
         "--count", metavar="N", type=parse_count, default=5, help="number of times (default: %(default)s)"
     )
     backfill = _add_command(
-        sub, schedule_admin.backfill_schedule, name="backfill", text="create the runs of a span of time in the past"
+        sub, "schedule_admin:backfill_schedule", name="backfill", text="create the runs of a span of time in the past"
     )
     _add_schedule_name(backfill)
     backfill.add_argument(
@@ -587,7 +614,7 @@ def _add_schedule_name(takes: argparse.ArgumentParser) -> None:
 
 
 def _add_costs(add: AddParser) -> None:
-    costs = _add_command(add, cost_tables.costs, text="print the costs of runs, spending limits, and a forecast")
+    costs = _add_command(add, "cost_tables:costs", text="print the costs of runs, spending limits, and a forecast")
     costs.add_argument(
         "target", metavar="module:agent", nargs="?", help="estimate a run of this agent, and list the costs of its runs"
     )
@@ -600,14 +627,14 @@ def _add_costs(add: AddParser) -> None:
 
 def _add_metrics(add: AddParser) -> None:
     metrics = _add_command(
-        add, fleet_metrics.metrics, text="print success, latency, tokens, cost and tools of all runs"
+        add, "fleet_metrics:metrics", text="print success, latency, tokens, cost and tools of all runs"
     )
     metrics.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
     _add_purpose(metrics)
     sub = _add_group(add, "alerts", "print the rules for Prometheus, or test their thresholds with the journals")
-    rules = _add_command(sub, alert_rules.rules, text="print the alerts as a file of rules for Prometheus")
+    rules = _add_command(sub, "alert_rules:rules", text="print the alerts as a file of rules for Prometheus")
     test = _add_command(
-        sub, alert_rules.test, text="print when the alerts would have fired; exit code 1 if one still does"
+        sub, "alert_rules:test", text="print when the alerts would have fired; exit code 1 if one still does"
     )
     for each in (metrics, test):
         each.add_argument(
@@ -627,30 +654,30 @@ def _add_metrics(add: AddParser) -> None:
 def _add_memory(add: AddParser) -> None:
     text = "learn, search, show, release, forget, expire, rebuild, export or import the items kept across runs"
     sub = _add_group(add, "memory", text)
-    learn = _add_command(sub, memory_admin.learn, text="learn from runs as they end, until interrupted")
+    learn = _add_command(sub, "memory_admin:learn", text="learn from runs as they end, until interrupted")
     learn.add_argument("learner", metavar="module:learner", help="a Learner, or a function that returns one")
     learn.add_argument("--until-idle", action="store_true", help="exit when all runs that have ended are read")
-    search = _add_command(sub, memory_admin.search, text="print the items that match a query, best first")
+    search = _add_command(sub, "memory_admin:search", text="print the items that match a query, best first")
     search.add_argument("query", help="words to look for")
     search.add_argument("--limit", metavar="N", type=parse_count, default=8, help="maximum of items (default: 8)")
-    show = _add_command(sub, memory_admin.show, text="print one item with its source")
+    show = _add_command(sub, "memory_admin:show", text="print one item with its source")
     show.add_argument("item", metavar="ITEM", help="id of the item")
-    release = _add_command(sub, memory_admin.release, text="approve items that are held, so that they are found")
+    release = _add_command(sub, "memory_admin:release", text="approve items that are held, so that they are found")
     release.add_argument("items", metavar="ITEM", nargs="+", help="id of a held item")
-    forget = _add_command(sub, memory_admin.forget, text="delete items for good")
+    forget = _add_command(sub, "memory_admin:forget", text="delete items for good")
     forget.add_argument("items", metavar="ITEM", nargs="*", help="id of an item")
     forget.add_argument("--all", action="store_true", help="all items of the user")
     forget.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
     forget.add_argument(
         "--deleted-runs", action="store_true", help="items of all users from runs that the store no longer has"
     )
-    rebuild = _add_command(sub, memory_admin.rebuild, text="derive the items of runs again from the journals")
-    export = _add_command(sub, memory_admin.export, text="print all items of a user")
+    rebuild = _add_command(sub, "memory_admin:rebuild", text="derive the items of runs again from the journals")
+    export = _add_command(sub, "memory_admin:export", text="print all items of a user")
     imports = _add_command(
-        sub, memory_admin.import_file, name="import", text="add the items of a file to those of a user"
+        sub, "memory_admin:import_file", name="import", text="add the items of a file to those of a user"
     )
     imports.add_argument("file", metavar="FILE", help="file that `agentfsm memory export --json` wrote; - for stdin")
-    expire = _add_command(sub, memory_admin.expire, text="forget old items of little importance")
+    expire = _add_command(sub, "memory_admin:expire", text="forget old items of little importance")
     expire.add_argument("--everyone", action="store_true", help="of all owners, not only of --user")
     expire.add_argument("--days", metavar="N", type=float, default=90.0, help="age, days (default: %(default)s)")
     text = "items of at least this importance are kept, 0 to 1 (default: %(default)s)"
@@ -659,7 +686,7 @@ def _add_memory(add: AddParser) -> None:
     expire.add_argument("--count", metavar="N", type=parse_count, default=1_000, help=text)
     _add_memory_options(search, show, release, forget, rebuild, export, imports, expire)
     for each in (release, forget, expire):
-        each.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of it")
+        each.add_argument("--by", metavar="NAME", default=_MEMORY_BY, help="name for the record of it")
 
 
 def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
@@ -667,7 +694,7 @@ def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
         each.add_argument(
             "--memory",
             metavar="PATH|URL",
-            default=memory_admin.DEFAULT_MEMORY,
+            default=_DEFAULT_MEMORY,
             help="file of the memory, or postgresql://... (default: %(default)s)",
         )
         each.add_argument("--user", default="", help="owner of the items (default: items that all users share)")
@@ -676,7 +703,7 @@ def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
 
 def _add_index(add: AddParser) -> None:
     sub = _add_group(add, "index", "add documents to a memory, search, list and remove them, or rebuild the index")
-    adds = _add_command(sub, index_admin.add, text="add documents, or new versions of them")
+    adds = _add_command(sub, "index_admin:add", text="add documents, or new versions of them")
     adds.add_argument("documents", metavar="FILE", nargs="+", help="a Markdown or text file; with --mcp, a URI")
     adds.add_argument(
         "--level", choices=[*map(str, DATA_LEVELS)], default="internal", help="data level (default: %(default)s)"
@@ -686,15 +713,15 @@ def _add_index(add: AddParser) -> None:
     )
     adds.add_argument("--mcp", metavar="FILE", help='add resources of a server of this JSON file with "mcpServers"')
     adds.add_argument("--server", metavar="NAME", help="with --mcp: the server, if the file has several")
-    search = _add_command(sub, index_admin.search, text="print the parts of documents that match a query, best first")
+    search = _add_command(sub, "index_admin:search", text="print the parts of documents that match a query, best first")
     search.add_argument("query", help="words to look for")
     search.add_argument("--limit", metavar="N", type=parse_count, default=8, help="maximum of parts (default: 8)")
-    lists = _add_command(sub, index_admin.list_documents, name="list", text="list the documents")
-    remove = _add_command(sub, index_admin.remove, text="remove documents from the search")
+    lists = _add_command(sub, "index_admin:list_documents", name="list", text="list the documents")
+    remove = _add_command(sub, "index_admin:remove", text="remove documents from the search")
     remove.add_argument("documents", metavar="NAME", nargs="+", help="name of a document, as list prints it")
     remove.add_argument("--forget", action="store_true", help="delete all their versions for good")
-    remove.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of a deletion")
-    rebuild = _add_command(sub, index_admin.rebuild, text="build the index again from the items of all users")
+    remove.add_argument("--by", metavar="NAME", default=_MEMORY_BY, help="name for the record of a deletion")
+    rebuild = _add_command(sub, "index_admin:rebuild", text="build the index again from the items of all users")
     _add_memory_options(adds, search, lists, remove, rebuild)
     for each in (adds, search, rebuild):
         each.add_argument(
@@ -707,14 +734,14 @@ def _add_index(add: AddParser) -> None:
 def _add_mcp(add: AddParser) -> None:
     sub = _add_group(add, "mcp", "use or serve tools over the Model Context Protocol (MCP)")
     _add_mcp_client(sub)
-    serve = _add_command(sub, mcp_serve.serve, text="serve an agent, or a registry of tools, to MCP clients")
+    serve = _add_command(sub, "mcp_serve:serve", text="serve an agent, or a registry of tools, to MCP clients")
     serve.add_argument("target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function")
     serve.add_argument(
         "--http",
         metavar="HOST:PORT",
-        type=mcp_serve.parse_address,
+        type=parse_address,
         nargs="?",
-        const=mcp_serve.DEFAULT_ADDRESS,
+        const=DEFAULT_ADDRESS,
         help="serve over HTTP at this address (default: %(const)s) instead of standard input and output",
     )
     serve.add_argument("--token-env", metavar="NAME", help="variable with the bearer token for HTTP clients")
@@ -724,7 +751,7 @@ def _add_mcp(add: AddParser) -> None:
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
     _add_drain(serve)
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
-    for name, what in mcp_serve.CLIENT_LIMITS.items():
+    for name, what in CLIENT_LIMITS.items():
         serve.add_argument(f"--client-{name}", metavar="N", type=parse_count, help=f"maximum {what} of one HTTP client")
 
 
@@ -758,13 +785,13 @@ def _add_connections(serve: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(add: AddParser) -> None:
-    serve = _add_command(add, serve_http.serve, text="serve agents over HTTP, and execute their runs")
+    serve = _add_command(add, "serve_http:serve", text="serve agents over HTTP, and execute their runs")
     serve.add_argument("agents", metavar="module:agent", nargs="+", help="an Agent, or a function that returns one")
     serve.add_argument(
         "--http",
         metavar="HOST:PORT",
-        type=mcp_serve.parse_address,
-        default=mcp_serve.DEFAULT_ADDRESS,
+        type=parse_address,
+        default=DEFAULT_ADDRESS,
         help="the address (default: %(default)s)",
     )
     serve.add_argument(
@@ -817,7 +844,7 @@ def _add_serve(add: AddParser) -> None:
         }
         for option, text in limits.items():
             serve.add_argument(f"--{name}{option}", metavar="N", type=parse_count, help=f"{text} of {who}")
-    studio = _add_command(add, serve_http.studio, text="see runs in a browser, and steer them")
+    studio = _add_command(add, "serve_http:studio", text="see runs in a browser, and steer them")
     studio.add_argument(
         "subject",
         metavar="STORE|module:agent",
@@ -827,8 +854,8 @@ def _add_serve(add: AddParser) -> None:
     studio.add_argument(
         "--http",
         metavar="HOST:PORT",
-        type=mcp_serve.parse_address,
-        default=serve_http.STUDIO_ADDRESS,
+        type=parse_address,
+        default=_STUDIO_ADDRESS,
         help="the address, on this machine (default: %(default)s)",
     )
     studio.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
@@ -845,36 +872,32 @@ def _add_deltas(takes: argparse.ArgumentParser) -> None:
 
 def _add_webhooks(add: AddParser) -> None:
     text = "check a file of webhooks for `agentfsm serve`, and list the events that were given up"
-    hooks = add("webhooks", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    hooks.set_defaults(act=serve_http.webhooks)
-    hooks.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    hooks = _add_command(add, "serve_http:webhooks", text=text, has_store=False)
     hooks.add_argument("file", metavar="FILE", type=Path, help='JSON file with "incoming" and "outgoing" webhooks')
 
 
 def _add_setup(add: AddParser) -> None:
     text = "write a small project: an agent with tools, a prompt, tests, an evaluation"
-    init = add("init", help=text, description=f"{text[0].upper()}{text[1:]}. Files that exist are never changed.")
-    init.set_defaults(act=new_project.init)
-    init.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    init = _add_command(add, "new_project:init", text=text, has_store=False)
+    init.description = f"{init.description} Files that exist are never changed."
     init.add_argument("folder", nargs="?", default=".", help="folder of the project (default: the current one)")
     init.add_argument("--name", help="name of the project (default: that of the folder)")
     text = "print a script that completes commands and options with the Tab key"
-    completion = add("completion", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    completion.set_defaults(act=shell_completion.completion, build_parser=build_parser)
-    completion.add_argument("--json", action="store_true", help="write one JSON document to stdout")
-    completion.add_argument("shell", choices=[*shell_completion.SHELLS], help="the shell")
-    completion.epilog = "; ".join(f"{shell}: {how}" for shell, how in shell_completion.SHELLS.items())
+    completion = _add_command(add, "shell_completion:completion", text=text, has_store=False)
+    completion.set_defaults(build_parser=build_parser)
+    completion.add_argument("shell", choices=[*_SHELLS], help="the shell")
+    completion.epilog = "; ".join(f"{shell}: {how}" for shell, how in _SHELLS.items())
 
 
 def _add_mcp_client(sub: AddParser) -> None:
-    tools = _add_command(sub, mcp_client.tools, text="list the servers of a file, and their tools")
+    tools = _add_command(sub, "mcp_client:tools", text="list the servers of a file, and their tools")
     approve = _add_command(
-        sub, mcp_client.approve, text="show the start and the tools of servers, and ask for approval"
+        sub, "mcp_client:approve", text="show the start and the tools of servers, and ask for approval"
     )
-    prompts = _add_command(sub, mcp_client.prompts, text="list the prompts of the servers of a file")
-    prompt = _add_command(sub, mcp_client.prompt, text="show a prompt of a server with its arguments filled in")
-    resources = _add_command(sub, mcp_client.resources, text="list the resources of the servers of a file")
-    read = _add_command(sub, mcp_client.read, text="read a resource of a server")
+    prompts = _add_command(sub, "mcp_client:prompts", text="list the prompts of the servers of a file")
+    prompt = _add_command(sub, "mcp_client:prompt", text="show a prompt of a server with its arguments filled in")
+    resources = _add_command(sub, "mcp_client:resources", text="list the resources of the servers of a file")
+    read = _add_command(sub, "mcp_client:read", text="read a resource of a server")
     _add_mcp_logins(sub)
     for takes in (tools, approve, prompts, prompt, resources, read):
         takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", the format of MCP hosts')
@@ -896,21 +919,21 @@ def _add_mcp_client(sub: AddParser) -> None:
 
 
 def _add_mcp_logins(sub: AddParser) -> None:
-    login = _add_command(sub, mcp_login.login, text="log in to remote servers with a browser")
+    login = _add_command(sub, "mcp_login:login", text="log in to remote servers with a browser")
     login.add_argument("--no-browser", action="store_true", help="only show the address of the login page")
     login.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=float,
-        default=mcp_login.LOGIN_TIMEOUT_S,
+        default=LOGIN_TIMEOUT_S,
         help="seconds for a login (default: %(default)g)",
     )
     login.epilog = (
         "The browser returns to a port of this machine. If it runs on another machine, set callback_port in the file, "
         "and forward that port: ssh -L PORT:127.0.0.1:PORT."
     )
-    logout = _add_command(sub, mcp_login.logout, text="remove the stored tokens of remote servers")
-    status = _add_command(sub, mcp_login.status, text="list the stored logins of remote servers")
+    logout = _add_command(sub, "mcp_login:logout", text="remove the stored tokens of remote servers")
+    status = _add_command(sub, "mcp_login:status", text="list the stored logins of remote servers")
     for takes in (login, logout, status):
         takes.add_argument(
             "file", metavar="FILE|URL", help="a file of servers, or the URL of one with default settings"
@@ -920,11 +943,15 @@ def _add_mcp_logins(sub: AddParser) -> None:
 
 def _add_eval(add: AddParser) -> None:
     sub = _add_group(add, "eval", "evaluate agents on suites of cases, and compare the results")
-    run = _add_command(sub, eval_suites.run, text="run each case several times, and grade the runs")
+    run = _add_command(sub, "eval_suites:run", text="run each case several times, and grade the runs")
     run.add_argument("suite", metavar="SUITE", help="a file .yaml, .json, .jsonl or .csv, or module:suite")
     _add_agent(run)
     run.add_argument(
-        "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each case (default: %(default)s)"
+        "--runs",
+        metavar="N",
+        type=parse_count,
+        default=EVALUATION_RUNS,
+        help="runs of each case (default: %(default)s)",
     )
     run.add_argument(
         "--speed",
@@ -934,30 +961,34 @@ def _add_eval(add: AddParser) -> None:
     )
     run.add_argument("--label", default="", help="distinguishes evaluations of one version; others are continued")
     run.add_argument(
-        "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
+        "--parallel",
+        metavar="N",
+        type=parse_count,
+        default=EVALUATIONS_PARALLEL,
+        help="runs at a time (default: %(default)s)",
     )
     run.add_argument(
         "--usd", metavar="AMOUNT", type=parse_usd, help="US dollars that all of it may cost; an estimate is shown first"
     )
     run.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
     run.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
-    compare = _add_command(sub, eval_suites.compare_results, text="compare two results, case by case", name="compare")
+    compare = _add_command(sub, "eval_suites:compare_results", text="compare two results, case by case", name="compare")
     compare.add_argument("before", metavar="BEFORE", help="the baseline's result")
     compare.add_argument("after", metavar="AFTER", help="the candidate's result")
     text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 5 undecided"
-    gate = _add_command(sub, eval_suites.gate_result, text=text, name="gate")
+    gate = _add_command(sub, "eval_suites:gate_result", text=text, name="gate")
     for takes in (run, gate):
         text = "lowest accepted mean, from 0 to 1: below it the exit code is 1"
         takes.add_argument("--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help=text)
     gate.add_argument("--calibration", metavar="FILE", help="calibration of the judge, to gate what it grades")
     new = _add_command(
-        sub, eval_suites.add, text="make a case from a run, with secrets masked, and append it to a suite"
+        sub, "eval_suites:add", text="make a case from a run, with secrets masked, and append it to a suite"
     )
     _add_run_id(new)
     new.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl; created if there is none")
-    report = _add_command(sub, eval_suites.report, text="show a result, and write it as JUnit or HTML")
+    report = _add_command(sub, "eval_suites:report", text="show a result, and write it as JUnit or HTML")
     calibrate = _add_command(
-        sub, eval_suites.calibrate_judge, text="compare the grades of a judge with labels of people", name="calibrate"
+        sub, "eval_suites:calibrate_judge", text="compare the grades of a judge with labels of people", name="calibrate"
     )
     calibrate.add_argument("--metric", default="judge", help="name of the judge (default: %(default)s)")
     calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
@@ -977,6 +1008,130 @@ def _add_eval(add: AddParser) -> None:
     for takes in (run, report):
         takes.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
         takes.add_argument("--html", metavar="FILE", help="write a page of HTML")
+
+
+def _add_prompts(add: AddParser) -> None:
+    sub = _add_group(add, "prompts", "list, test and activate versions of prompts")
+    plain = partial(_add_command, sub, has_store=False)
+    lists = plain("prompt_files:list", text="list the prompts with their versions; * is the version in use")
+    shows = plain("prompt_files:show", text="show a version of a prompt, with its activations, results and findings")
+    renders = plain("prompt_files:render", text="print a prompt with values for its variables")
+    tests = plain(
+        "prompt_files:test", text="run the tests of a prompt with a model, and record the results beside the prompts"
+    )
+    activates = plain("prompt_files:activate", text="make a version the one in use")
+    rolls_back = plain("prompt_files:rollback", text="return to the version that was in use before")
+    diffs = plain("prompt_files:diff", text="compare two versions of a prompt")
+    for takes in (lists, shows, renders, tests, activates, rolls_back, diffs):
+        takes.add_argument("--folder", default="prompts", help="folder of the prompts (default: %(default)s)")
+    for takes in (shows, renders, tests):
+        takes.add_argument("prompt", metavar="NAME[@VERSION]", help="the prompt (default: the version in use)")
+    renders.add_argument(
+        "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
+    )
+    tests.add_argument("--model", required=True, help="the model, for example openai:gpt-5.4-mini")
+    tests.add_argument(
+        "--runs",
+        metavar="N",
+        type=parse_count,
+        default=EVALUATION_RUNS,
+        help="runs of each test (default: %(default)s)",
+    )
+    for takes in (activates, rolls_back, diffs):
+        takes.add_argument("prompt", metavar="NAME", help="name of the prompt")
+    activates.add_argument("version", metavar="VERSION", help="the version")
+    for takes in (activates, rolls_back):
+        takes.add_argument("--why", required=True, help="the reason, for the log")
+        takes.add_argument("--by", metavar="WHO", default=None, help="who decides (default: your user name)")
+    diffs.add_argument("before", metavar="VERSION", help="the first version")
+    diffs.add_argument("after", metavar="VERSION", nargs="?", help="the second version (default: the one in use)")
+
+
+def _add_keys(add: AddParser) -> None:
+    sub = _add_group(add, "keys", "create, list and remove API keys for `agentfsm serve`")
+    plain = partial(_add_command, sub, has_store=False)
+    added = plain("key_files:add_key", name="add", text="create a key, print it once, and store its hash")
+    listed = plain("key_files:list_keys", name="list", text="list whose keys a file has")
+    removed = plain(
+        "key_files:remove_keys", name="remove", text="remove the keys of a user; a running server refuses them at once"
+    )
+    for takes in (added, listed, removed):
+        takes.add_argument("file", metavar="FILE", type=Path, help="JSON file with the hashes of the keys")
+    for takes in (added, removed):
+        takes.add_argument("user", metavar="USER", help="user for whom the key acts")
+        takes.add_argument("--tenant", help="tenant of the user")
+    added.add_argument(
+        "--scope",
+        metavar="SCOPE",
+        action="append",
+        choices=["run", "approve", "admin"],
+        help='"run" (the default), "approve" or "admin"; may be given several times',
+    )
+    for option, text in KEY_LIMITS.values():
+        added.add_argument(option, metavar="N", type=parse_count, help=text)
+    added.add_argument(
+        "--four-eyes", action="store_true", help="the user may not approve or settle a call that it has shaped"
+    )
+    added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
+
+
+def _add_rollout(add: AddParser) -> None:
+    text = "start roll-outs and flags, change their weights, roll back, and print results and log"
+    sub = _add_group(add, "rollout", text)
+    begins = _add_command(
+        sub, "rollout_admin:start", text="start a roll-out of releases, or an experiment such as a flag"
+    )
+    begins.add_argument("name", metavar="module:rollout|NAME", help="a Rollout, or the name of an experiment")
+    begins.add_argument("--unit", choices=UNIT_KINDS, default="user", help="of an experiment (default: %(default)s)")
+    begins.add_argument(
+        "--holdout", metavar="PERCENT", type=float, default=0.0, help="share of the users that always get the base"
+    )
+    begins.add_argument(
+        "--back-if",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help='rule of automatic roll-backs, such as "failures 5%%" or "time>30 +5%%"; may be given several times',
+    )
+    changes = _add_command(
+        sub, "rollout_admin:weights", text="change the weights; only the users of the difference get another arm"
+    )
+    changes.add_argument("name", metavar="NAME", help="name of the roll-out")
+    for each in (begins, changes):
+        each.add_argument("weights", metavar="ARM=PERCENT", type=parse_weight, nargs="+", help="100 percent in all")
+    shows = _add_command(sub, "rollout_admin:status", text="print the weights and the results of the arms")
+    shows.add_argument("name", metavar="NAME", nargs="?", help="only this roll-out")
+    backs = _add_command(sub, "rollout_admin:back", text="return to the weights that were in effect before")
+    backs.add_argument("--arm", metavar="ARM", help="give the weight of this arm to the base")
+    kills = _add_command(sub, "rollout_admin:kill", text="give the base to all, and end the roll-out")
+    for each in (backs, kills):
+        each.add_argument("--abort-running", action="store_true", help="cancel open runs of arms without weight")
+    logs = _add_command(sub, "rollout_admin:log", text="print all changes with their time, author and reason")
+    watches = _add_command(
+        sub, "rollout_admin:watch", text="check the rules of a roll-out, and roll back by them, until interrupted"
+    )
+    watches.add_argument("--once", action="store_true", help="check once")
+    for each in (backs, kills, logs, watches):
+        each.add_argument("name", metavar="NAME", help="name of the roll-out")
+    for each in (begins, changes, backs, kills):
+        each.add_argument("--reason", metavar="TEXT", required=True, help="the reason, for the log")
+        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help="its author (default: you)")
+
+
+def _add_release(add: AddParser) -> None:
+    sub = _add_group(add, "release", "list, print and compare the releases of agents")
+    lists = _add_command(sub, "rollout_admin:list_releases", name="list", text="list the saved releases")
+    lists.add_argument("agent", metavar="AGENT", nargs="?", help="only releases of the agent with this name")
+    shows = _add_command(
+        sub, "rollout_admin:show_release", name="show", text="print a release, with its five dimensions"
+    )
+    differs = _add_command(
+        sub, "rollout_admin:diff_releases", name="diff", text="print what differs between two releases"
+    )
+    for each in (shows, differs):
+        each.add_argument("agent", metavar="AGENT", help="name of the agent")
+        each.add_argument("version", metavar="VERSION", help="version of the release")
+    differs.add_argument("other", metavar="OTHER", help="version of the other release")
 
 
 # Arguments that several commands share.
@@ -1002,4 +1157,4 @@ def _add_agent_option(takes: argparse.ArgumentParser) -> None:
 
 
 def _add_mcp_option(takes: argparse.ArgumentParser, text: str) -> None:
-    takes.add_argument(MCP_OPTION, metavar="FILE", action="append", default=[], help=text)
+    takes.add_argument("--mcp", metavar="FILE", action="append", default=[], help=text)

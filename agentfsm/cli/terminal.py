@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import os
@@ -244,3 +245,11 @@ def _silence(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
         os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def user_name() -> str:
+    """Return the name of the operating system's user, for the journal; empty if the system does not report it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""

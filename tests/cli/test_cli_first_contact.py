@@ -172,8 +172,8 @@ def test_phrases_of_the_help(here):
     assert "record the outcome of a call whose worker crashed" in text
 
 
-def test_a_start_does_not_read_the_version():
-    """It costs a search of the installed packages, so `--version` alone does it."""
+def test_a_start_reads_neither_the_version_nor_the_commands():
+    """The first costs a search of the installed packages, so `--version` alone does it; a command imports its own."""
     code = (
         "import importlib.metadata as m, sys\n"
         "real, asked = m.version, []\n"
@@ -181,6 +181,7 @@ def test_a_start_does_not_read_the_version():
         "from agentfsm.cli.parser import build_parser\n"
         "before = asked.count('agentfsm')\n"
         "build_parser()\n"
+        "assert not [name for name in sys.modules if name.startswith('agentfsm.cli.commands.')]\n"
         "assert asked.count('agentfsm') == before == 0, asked\n"
         "build_parser().parse_args(['--version'])\n"
     )

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from agentfsm.cli.commands.mcp_serve import parse_address
+from agentfsm.cli.argument_types import parse_address
 
 
 @pytest.mark.parametrize(

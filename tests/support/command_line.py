@@ -38,7 +38,10 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 # What the commands import on first use stands here too; `import app` is for each process to do.
-COMMANDS = "\nimport agentfsm.cli.parser, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite"
+COMMANDS = """
+import pkgutil, agentfsm.cli.commands, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite
+for each in pkgutil.iter_modules(agentfsm.cli.commands.__path__): __import__("agentfsm.cli.commands." + each.name)
+"""
 WARM = WarmPython(warm_up=WARM_UP + COMMANDS)
 
 

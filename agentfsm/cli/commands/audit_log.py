@@ -32,7 +32,6 @@ from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
 from agentfsm.journal.seals import KEY_VARIABLE, Fault, SealCheck, SealFile
 from agentfsm.ports.store import Filter
-from agentfsm.stores.home import HOME_FOLDER
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -151,8 +150,6 @@ def _format_outcome(record: AuditRecord) -> str:
 
 
 # Seals: hashes of the journals, by which later changes are found.
-
-DEFAULT_SEALS: Final = f"{HOME_FOLDER}/seals.jsonl"
 
 
 def seal_runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

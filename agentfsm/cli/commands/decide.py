@@ -20,7 +20,7 @@ from agentfsm.cli.resolve.command_hint import build_header_hint
 from agentfsm.cli.resolve.run_lookup import load_run_agent, load_with_root, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.forms import parse_answer
-from agentfsm.cli.session.prompts import user_name
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.pending import PendingKind

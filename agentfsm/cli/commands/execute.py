@@ -33,9 +33,9 @@ from agentfsm.cli.resolve.run_lookup import (
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
 from agentfsm.cli.session.chat_session import ChatSession, build_session_name
-from agentfsm.cli.session.prompts import DecideFunction, leave_undecided, user_name
+from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
-from agentfsm.cli.terminal import stdout_to_stderr
+from agentfsm.cli.terminal import stdout_to_stderr, user_name
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.releases import Rollout
 
-# What may dispatch the runs of workers.
-ENGINES: Final = ("store", "dbos")
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
 _DEMO_REMARK: Final = (

@@ -4,68 +4,22 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.cli.argument_types import parse_count
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.parser import KEY_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from agentfsm.cli.terminal import Terminal
-
-
-# Options for the limits of a user, by field.
-_LIMITS: Final = {
-    "requests": ("--per-minute", "requests of the user in a minute"),
-    "open_requests": ("--open-requests", "requests of the user at once, such as event streams, in one process"),
-    "tokens": ("--tokens-per-minute", "tokens of the user's runs in a minute"),
-    "runs": ("--running", "runs of the user at once"),
-}
-
-
-def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommands."""
-    added = _add(add, "add", add_key, "create a key, print it once, and store its hash")
-    listed = _add(add, "list", list_keys, "list whose keys a file has")
-    removed = _add(add, "remove", remove_keys, "remove the keys of a user; a running server refuses them at once")
-    for takes in (added, listed, removed):
-        takes.add_argument("file", metavar="FILE", type=Path, help="JSON file with the hashes of the keys")
-    for takes in (added, removed):
-        takes.add_argument("user", metavar="USER", help="user for whom the key acts")
-        takes.add_argument("--tenant", help="tenant of the user")
-    added.add_argument(
-        "--scope",
-        metavar="SCOPE",
-        action="append",
-        choices=["run", "approve", "admin"],
-        help='"run" (the default), "approve" or "admin"; may be given several times',
-    )
-    for option, text in _LIMITS.values():
-        added.add_argument(option, metavar="N", type=parse_count, help=text)
-    added.add_argument(
-        "--four-eyes", action="store_true", help="the user may not approve or settle a call that it has shaped"
-    )
-    added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
-
-
-def _add(
-    add: Callable[..., argparse.ArgumentParser], name: str, act: Callable[..., ExitCode], text: str
-) -> argparse.ArgumentParser:
-    added = add(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    added.set_defaults(act=act)
-    added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
-    return added
 
 
 def add_key(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Create a key."""
     access = _load_access()
     scopes = args.scope or ["run"]
-    limits = {name: getattr(args, option.strip("-").replace("-", "_")) for name, (option, _) in _LIMITS.items()}
+    limits = {name: getattr(args, option.strip("-").replace("-", "_")) for name, (option, _) in KEY_LIMITS.items()}
     caller = access.Caller(
         user=args.user, tenant=args.tenant, scopes=scopes, roles=args.role, limits=limits, four_eyes=args.four_eyes
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
     from agentfsm.mcp.client.logins import LoginStatus
-
-# Default of --timeout: seconds for a person to log in.
-LOGIN_TIMEOUT_S: Final = 300.0
 
 
 def login(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

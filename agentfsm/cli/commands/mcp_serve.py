@@ -13,7 +13,9 @@ import attrs
 from anyio.abc import TaskStatus
 
 from agentfsm.agents.agent import Agent
+from agentfsm.cli.argument_types import split_address
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.parser import CLIENT_LIMITS
 from agentfsm.cli.resolve.agent_target import load_target
 from agentfsm.cli.resolve.mcp_servers import load_mcp
 from agentfsm.cli.resolve.run_lookup import attach_store
@@ -26,33 +28,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp.server.service import MCPService
 
-# Default address of --http. Only programs on this machine can reach it.
-DEFAULT_ADDRESS: Final = "127.0.0.1:8000"
 # Seconds for releasing the runs and closing the store after a signal.
 CLOSE_TIMEOUT_S: Final = 5.0
-MAX_PORT: Final = 65_535
-# Fields of ClientLimits that are options, and what they bound.
-CLIENT_LIMITS: Final = {
-    "connections": "connections at once",
-    "sessions": "sessions at once",
-    "calls": "calls in progress and waiting",
-}
-
-
-def parse_address(text: str) -> str:
-    """Check that the text is HOST:PORT, or a port of this machine, and return the text."""
-    host, port = split_address(text)
-    if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form HOST:PORT: write for example {DEFAULT_ADDRESS} or [::1]:8000"
-        )
-    return text
-
-
-def split_address(text: str) -> tuple[str, str]:
-    """Split HOST:PORT, where a single port is one of this machine."""
-    host, colon, port = text.rpartition(":")
-    return (host, port) if colon else ("127.0.0.1", text)
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

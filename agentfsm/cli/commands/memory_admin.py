@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -20,7 +20,7 @@ from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports.memory_items import write_item
-from agentfsm.stores.home import HOME_FOLDER, create_private_folder
+from agentfsm.stores.home import create_private_folder
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from agentfsm.ports.memory_items import MemoryItem
 
 T = TypeVar("T")
-
-DEFAULT_MEMORY: Final = f"{HOME_FOLDER}/memory.db"
-# Name in the records of deletions by a person at the command line.
-BY: Final = "agentfsm memory"
 
 
 def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[T]], *, creates: bool = False) -> T:

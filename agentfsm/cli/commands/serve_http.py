@@ -15,16 +15,15 @@ import attrs
 from anyio.abc import TaskStatus
 
 from agentfsm.agents.agent import Agent
+from agentfsm.cli.argument_types import split_address
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.commands.mcp_serve import split_address
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.agent_target import is_target, load_target, split_target
 from agentfsm.cli.resolve.command_hint import build_header_hint
 from agentfsm.cli.resolve.run_lookup import attach_rollout_store, attach_store, load_run_agent
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
-from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
-from agentfsm.cli.terminal import stdout_to_stderr
+from agentfsm.cli.terminal import stdout_to_stderr, user_name
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
@@ -67,8 +66,6 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return _run_server(app, agents, args, notice)
 
 
-# Default address of the studio. Only programs on this machine can reach it.
-STUDIO_ADDRESS: Final = "127.0.0.1:8787"
 # Path of the studio's first page.
 STUDIO_PATH: Final = "/studio/"
 

@@ -12,12 +12,6 @@ from agentfsm.cli.codes import ExitCode
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
 
-# Shells, with the command that stores the script.
-SHELLS: Final = {
-    "bash": "agentfsm completion bash > ~/.local/share/bash-completion/completions/agentfsm",
-    "zsh": "agentfsm completion zsh > ~/.zfunc/_agentfsm, a folder of $fpath",
-    "fish": "agentfsm completion fish > ~/.config/fish/completions/agentfsm.fish",
-}
 # Metavars of arguments that are files or folders.
 _PATHS: Final = ("FILE", "FOLDER", "PATH", "SUITE", "RESULT", "BEFORE", "AFTER", "LABELS")
 

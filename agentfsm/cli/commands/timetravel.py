@@ -16,7 +16,7 @@ from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.run_lookup import resolve_run, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.cli.session.attended_run import build_hint
-from agentfsm.cli.session.prompts import user_name
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import strip_unsafe

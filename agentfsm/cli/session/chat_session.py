@@ -20,8 +20,8 @@ from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.pending import format_pending
 from agentfsm.cli.render.text import format_prompt
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, format_end
-from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State

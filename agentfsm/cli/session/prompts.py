@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -18,6 +17,7 @@ from agentfsm.cli.render.pending import (
     format_exact_arguments,
 )
 from agentfsm.cli.session.forms import ask_questions
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.pending import Answer, PendingKind
 from agentfsm.core.plans import PLAN_TOOL
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 Submission: TypeAlias = Callable[["Runs"], Awaitable[None]]
 # Decides about one wait of a run. Returns None to leave it undecided.
 DecideFunction: TypeAlias = Callable[["Pending"], Submission | None]
-
-
-def user_name() -> str:
-    """Return the name of the operating system's user, for the journal; empty if the system does not report it."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return ""
 
 
 @runtime_checkable
