@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentfsm._lib.limiter import Limiter
 from agentfsm.agents.agent import Agent
-from agentfsm.agents.runs import Runs
-from agentfsm.agents.subagent import COORDINATION
 from agentfsm.core.errors import (
     AgentError,
     ArgumentsError,
@@ -62,33 +60,36 @@ from agentfsm.core.run_facts import usage_by_purpose
 from agentfsm.core.settings import Settings
 from agentfsm.core.stops import stop_after_tool
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
-from agentfsm.engine.execution.answer_cache import AnswerCache
-from agentfsm.engine.replay import Divergence, Replay
-from agentfsm.journal.audit import AuditRecord
-from agentfsm.journal.diff import Difference, difference
-from agentfsm.journal.follow import JournalEvent
 from agentfsm.ports.store import Filter
-from agentfsm.streaming.stream import (
-    AgentEvent,
-    AgentEventType,
-    BudgetWarning,
-    CallDelta,
-    RunEnded,
-    StateChanged,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolEvent,
-    ToolEventType,
-    UsageReported,
-)
 from agentfsm.tools.permission import Permissions, Rule
-from agentfsm.tools.queue.scheduler import ToolQueue
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import Found, InputRequired, RunContext
 from agentfsm.tools.tool import Tool, tool
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Runs
+    from agentfsm.agents.subagent import COORDINATION
+    from agentfsm.engine.execution.answer_cache import AnswerCache
+    from agentfsm.engine.replay import Divergence, Replay
+    from agentfsm.journal.audit import AuditRecord
+    from agentfsm.journal.diff import Difference, difference
+    from agentfsm.journal.follow import JournalEvent
+    from agentfsm.streaming.stream import (
+        AgentEvent,
+        AgentEventType,
+        BudgetWarning,
+        CallDelta,
+        RunEnded,
+        StateChanged,
+        StreamEvent,
+        TextDelta,
+        ThinkingDelta,
+        ToolEvent,
+        ToolEventType,
+        UsageReported,
+    )
+    from agentfsm.tools.queue.scheduler import ToolQueue
+
     ask_user: Tool[..., Any]
     """Tool with which the model asks the user a question: the call waits for the answer, which is its result."""
 
@@ -201,7 +202,36 @@ __all__ = [
 ]
 
 
+# Loaded on first use, because they bring the engine, which is half of the package and is loaded with the first agent.
+_MODULES = {
+    "COORDINATION": "agents.subagent",
+    "AgentEvent": "streaming.stream",
+    "AgentEventType": "streaming.stream",
+    "AnswerCache": "engine.execution.answer_cache",
+    "AuditRecord": "journal.audit",
+    "BudgetWarning": "streaming.stream",
+    "CallDelta": "streaming.stream",
+    "Difference": "journal.diff",
+    "Divergence": "engine.replay",
+    "JournalEvent": "journal.follow",
+    "Replay": "engine.replay",
+    "RunEnded": "streaming.stream",
+    "Runs": "agents.runs",
+    "StateChanged": "streaming.stream",
+    "StreamEvent": "streaming.stream",
+    "TextDelta": "streaming.stream",
+    "ThinkingDelta": "streaming.stream",
+    "ToolEvent": "streaming.stream",
+    "ToolEventType": "streaming.stream",
+    "ToolQueue": "tools.queue.scheduler",
+    "UsageReported": "streaming.stream",
+    "difference": "journal.diff",
+}
+
+
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return getattr(import_module(f"agentfsm.{_MODULES[name]}"), name)
     if name in ("ask_user", "note", "wait"):  # built on first use, because their schemas import pydantic
         return getattr(import_module("agentfsm.tools.builtin"), name)()
     if name == "__version__":
@@ -209,6 +239,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(
         f"module 'agentfsm' has no attribute {name!r}{'' if name[0] == '_' else _find_elsewhere(name)}"
     )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _find_elsewhere(name: str) -> str:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from agentfsm import Agent, Limits, tool
 from agentfsm.core.events import Event
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.serve import Caller, serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say

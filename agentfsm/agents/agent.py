@@ -3,6 +3,9 @@
 `start` begins a run, `step` performs one effect, `steps` and `finish` repeat it, `run` is `start` and `finish`,
 `stream` also yields events, and `run_sync` is `run` for synchronous code.
 
+The engine is half of the package, and is loaded with the first agent: what imports `Agent` to define one later, such as
+a module of tools, does not wait for it.
+
 The fields of an agent are in `agent_fields`, the methods that begin runs in `agent_starts`, and those that control runs
 by their ids in `agent_controls`.
 """
@@ -19,36 +22,31 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm._lib.fairness import StepThrottle
-from agentfsm.agents import extras, subagent
+from agentfsm.agents import extras
 from agentfsm.agents.agent_controls import AgentControls
 from agentfsm.agents.agent_starts import AgentStarts, StartOptions, check_option_names
-from agentfsm.agents.decisions import as_attendant, wake_callers
-from agentfsm.agents.runs import Prompt
+from agentfsm.agents.runnable_agent import DEFAULT_TIMEOUT_S, DEFAULT_TURNS
 from agentfsm.agents.validation import check_run
-from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import LeaseHeldError, MisuseError
-from agentfsm.core.header import Fingerprint, Header
-from agentfsm.core.messages import JSON
-from agentfsm.core.pending import Elicit
 from agentfsm.core.run import A_co, Run
-from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS, suggest_fields
-from agentfsm.engine.driver import LEASE_POLL_S
-from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
-from agentfsm.engine.execution.execution import ExecutionOptions
-from agentfsm.engine.program_check import has_tool
-from agentfsm.engine.replay import Replay, replay
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.stores.rules import check_run_id
-from agentfsm.streaming.detached_task import cut_off_owned
-from agentfsm.streaming.stream import RunStream, TypedStream
-from agentfsm.tools.schema.binding import Arguments
-from agentfsm.tools.tool import Tool, ToolDeclarations
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from agentfsm.agents.runs import Prompt
+    from agentfsm.core.header import Fingerprint, Header
+    from agentfsm.core.messages import JSON
+    from agentfsm.core.pending import Elicit
+    from agentfsm.core.usage import AgentCost, SessionCost
+    from agentfsm.engine.replay import Replay
     from agentfsm.mcp.server.service import MCPService
-    from agentfsm.streaming.stream import Listener
+    from agentfsm.streaming.stream import Listener, RunStream
+    from agentfsm.tools.attendance import Attendant
+    from agentfsm.tools.schema.binding import Arguments
+    from agentfsm.tools.tool import Tool, ToolDeclarations
 
 # Runs that a worker executes at once: they wait for models most of the time.
 WORKER_PARALLEL: Final = 100
@@ -127,7 +125,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
-        options = ExecutionOptions(deps=deps, once=True, attendant=as_attendant(elicit))
+        options = ExecutionOptions(deps=deps, once=True, attendant=_as_attendant(elicit))
         return run if run.is_over else await self.driver.run_until_blocked(run, options)
 
     def steps(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> AsyncIterator[Run[A_co]]:
@@ -145,7 +143,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             ConflictError: when the run has changed, or another worker executes it.
         """
         check_run(run, "finish")
-        options = ExecutionOptions(deps=deps, attendant=as_attendant(elicit))
+        options = ExecutionOptions(deps=deps, attendant=_as_attendant(elicit))
         return run if run.is_over else await self.driver.run_until_blocked(run, options)
 
     async def run(
@@ -167,7 +165,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         """
         check_option_names("run", start)
         gate = await StepThrottle.enter()  # before the run is built: a thousand may begin at once
-        options = ExecutionOptions(deps=deps, attendant=as_attendant(elicit), throttle=gate)
+        options = ExecutionOptions(deps=deps, attendant=_as_attendant(elicit), throttle=gate)
         return await self.driver.run_until_blocked(self.start(prompt, **start), options)
 
     def stream(
@@ -190,10 +188,12 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             renamed: As in `resume`.
             **start: As in `start`.
         """
+        from agentfsm.streaming.stream import RunStream, TypedStream  # noqa: PLC0415  with the engine
+
         check_option_names("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
         names = self._check_names(renamed)
-        options = ExecutionOptions(deps=deps, resume=resume, renamed=names, attendant=as_attendant(elicit))
+        options = ExecutionOptions(deps=deps, resume=resume, renamed=names, attendant=_as_attendant(elicit))
 
         def execute(on_event: Listener, on_run: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
             return self.driver.run_until_blocked(run, options._replace(on_event=on_event, on_run=on_run))
@@ -222,10 +222,14 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         Raises:
             MisuseError: if neither this agent nor one below it has a tool of a new name.
         """
-        for old, new in (renamed or {}).items():
+        if not renamed:
+            return {}
+        from agentfsm.engine.program_check import has_tool  # noqa: PLC0415  with the engine
+
+        for old, new in renamed.items():
             if not has_tool(self.driver.config, new):
                 raise MisuseError(f"renamed={{{old!r}: {new!r}}}: this agent has no tool {new!r}; nothing was changed")
-        return dict(renamed or {})
+        return dict(renamed)
 
     async def resume(
         self,
@@ -259,9 +263,12 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             MisuseError: when the run was begun with a release other than the `version` of this agent, or this agent has
                 no tool of a new name; nothing was changed.
         """
+        from agentfsm.agents.decisions import wake_callers  # noqa: PLC0415  with the engine
+        from agentfsm.engine.driver import LEASE_POLL_S  # noqa: PLC0415  with the engine
+
         names = self._check_names(renamed)
         check_run_id(run_id)
-        attendant = as_attendant(elicit)
+        attendant = _as_attendant(elicit)
         options = ExecutionOptions(deps=deps, resume=True, takeover=takeover, renamed=names, attendant=attendant)
         if self.version:
             self._check_release(await self.runs.header(run_id))
@@ -297,6 +304,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         Raises:
             RunNotFoundError: when the store has no such run.
         """
+        from agentfsm.engine.replay import replay  # noqa: PLC0415  with the engine
+
         check_run_id(run_id)
         return await replay(self.driver.config, self.store, run_id, deps)
 
@@ -332,6 +341,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             MisuseError: when `parallel` is below 1, `poll_s` is not above 0, `drain_s` is negative, or `deltas` is not
                 the URL of a Redis.
         """
+        from agentfsm.agents.worker import Worker  # noqa: PLC0415  with the engine
+
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
         NOT_NEGATIVE.check("worker", "drain_s", drain_s)
@@ -349,8 +360,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         description: str | None = None,
         parameters: Mapping[str, JSON] | None = None,
         prompt: Callable[[Arguments], str] | None = None,
-        turns: int = subagent.DEFAULT_TURNS,
-        timeout_s: float = subagent.DEFAULT_TIMEOUT_S,
+        turns: int = DEFAULT_TURNS,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[ToolDeclarations],
     ) -> Tool[..., Any]:
         """Return a tool that calls this agent, for another agent: `Agent(..., tools=[researcher.as_tool()])`.
@@ -370,7 +381,9 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         Raises:
             MisuseError: when the name or the schema is invalid, or `turns` or `timeout_s` is out of range.
         """
-        return subagent.make_agent_tool(
+        from agentfsm.agents.subagent import make_agent_tool  # noqa: PLC0415  with the engine
+
+        return make_agent_tool(
             self,
             name=name,
             description=description,
@@ -416,11 +429,15 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         If a price is unknown, `usd` is None and `unpriced` names the model: install agentfsm[prices], or give the model
         a price.
         """
+        from agentfsm.engine.execution.cost import calculate_run_cost  # noqa: PLC0415  with the engine
+
         check_run(run, "cost")
         return calculate_run_cost(run, self.model)
 
     async def session_cost(self, session: str) -> SessionCost:
         """Return the cost of all runs of a session so far, read from their journals; zero for an unknown session."""
+        from agentfsm.engine.execution.cost import calculate_session_cost  # noqa: PLC0415  with the engine
+
         return await calculate_session_cost(self.store, session, self.model)
 
     # Variants and cleanup.
@@ -446,6 +463,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         Streams of runs in this store that were not left are cut off first, and their runs can be resumed. Those of
         other event loops are not waited for. Watchers get up to 5 s for the events that they have not received yet.
         """
+        from agentfsm.streaming.detached_task import cut_off_owned  # noqa: PLC0415  with the engine
+
         async with AsyncExitStack() as rest:
             for outlet in self.watch:
                 rest.push_async_callback(anyio.to_thread.run_sync, outlet.flush, abandon_on_cancel=True)
@@ -476,6 +495,14 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
+
+
+def _as_attendant(elicit: Elicit | None) -> Attendant | None:
+    if elicit is None:
+        return None
+    from agentfsm.agents.decisions import as_attendant  # noqa: PLC0415  with the engine
+
+    return as_attendant(elicit)
 
 
 def _is_in_event_loop() -> bool:

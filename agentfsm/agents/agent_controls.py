@@ -8,13 +8,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agents.agent_fields import AgentFields
-from agentfsm.agents.runs import Prompt
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run
 from agentfsm.ports.store import ALL_RUNS, Filter
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
     from agentfsm.core.pending import Pending

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from os import urandom
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
 
 import attrs
 
-from agentfsm.agents import extras, subagent
-from agentfsm.agents.runs import Prompt, Runs
+from agentfsm.agents import extras
 from agentfsm.agents.validation import (
     as_context,
     as_guards,
@@ -21,7 +20,6 @@ from agentfsm.agents.validation import (
     warn_of_undescribed_tools,
     warn_of_unreachable_rules,
 )
-from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.limits import Limits, Spend
@@ -31,19 +29,12 @@ from agentfsm.core.run import A_co, Run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.stops import StopCondition
 from agentfsm.core.validation import require_type
-from agentfsm.engine.deciders.plan_tools import build_plan_tools
-from agentfsm.engine.driver import Driver
-from agentfsm.engine.execution.answer_cache import AnswerCache
-from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock, Durability, Store, SystemClock
-from agentfsm.stores import MemoryStore
-from agentfsm.streaming import log
-from agentfsm.tokens import load_counter
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
@@ -52,6 +43,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from agentfsm.agents.runnable_agent import RunnableAgent
+    from agentfsm.agents.runs import Prompt, Runs
+    from agentfsm.engine.driver import Driver
+    from agentfsm.engine.execution.answer_cache import AnswerCache
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.prompts.resolution import Instructions, Reminder
     from agentfsm.streaming.watch import Outlet, Watcher
@@ -74,7 +68,30 @@ def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
     return build_outlets(watchers)
 
 
+def _build_selector() -> ToolSelector:
+    from agentfsm.context import AutoSelect  # noqa: PLC0415  with the engine
+
+    return AutoSelect()
+
+
+def _build_context() -> Context:
+    from agentfsm.context import SlidingWindow, TrimResults  # noqa: PLC0415  with the engine
+
+    return Context((TrimResults(), SlidingWindow()))
+
+
+def _build_store(agent: AgentFields[Any]) -> Store:
+    from agentfsm.stores import MemoryStore  # noqa: PLC0415  with the engine
+
+    return MemoryStore(clock=agent.clock)
+
+
 def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
+    from agentfsm.engine.driver import Driver  # noqa: PLC0415  the engine is loaded with the first agent
+    from agentfsm.engine.execution.config import EngineConfig, join_instructions  # noqa: PLC0415
+    from agentfsm.streaming import log  # noqa: PLC0415
+    from agentfsm.tokens import load_counter  # noqa: PLC0415
+
     check_agent(agent)
     log.preload()
     for tool in agent.tools.hosted:
@@ -98,10 +115,14 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
         )
     engine_tools: dict[str, Tool[..., Any]] = {}
     if agent.planner is not None:
+        from agentfsm.engine.deciders.plan_tools import build_plan_tools  # noqa: PLC0415
+
         engine_tools |= build_plan_tools(agent.planner, agent.tools)
         if agent.planner.mode == "hybrid":
             # These are the fields of an `Agent`, which can be run.
-            goal = subagent.make_goal_tool(cast("RunnableAgent", agent), agent.tools, agent.planner)
+            from agentfsm.agents.subagent import make_goal_tool  # noqa: PLC0415
+
+            goal = make_goal_tool(cast("RunnableAgent", agent), agent.tools, agent.planner)
             engine_tools[goal.name] = goal
     answers = _build_answers(agent)
     resolve_instructions, resolve_deferred = extras.read_instructions(agent.instructions)
@@ -136,6 +157,8 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
 
 
 def _build_client(agent: AgentFields[Any]) -> Runs:
+    from agentfsm.agents.runs import Runs  # noqa: PLC0415  with the engine
+
     return Runs(
         agent.store,
         tools={agent.name: agent.tools},
@@ -156,7 +179,11 @@ def _build_answers(agent: AgentFields[Any]) -> OutputSpec | None:
     )
 
 
-_check_answer_cache: Final = require_type(AnswerCache, wanted="an AnswerCache").or_none()
+def _check_answer_cache(agent: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None:
+        from agentfsm.engine.execution.answer_cache import AnswerCache  # noqa: PLC0415  with the engine
+
+        require_type(AnswerCache, wanted="an AnswerCache, or None")(agent, field, value)
 
 
 def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
@@ -196,7 +223,7 @@ class AgentFields(Generic[A_co]):
     permissions: Permissions | None = None
     """Permissions of runs for the tools, by level and by rules; None: all tools are allowed."""
 
-    selector: ToolSelector = attrs.field(factory=AutoSelect)
+    selector: ToolSelector = attrs.field(factory=_build_selector)
     """Selector of the tools that a request offers to the model, if there are many. Default: `AutoSelect()`."""
 
     name: str = "agent"
@@ -272,7 +299,7 @@ class AgentFields(Generic[A_co]):
     clock: Clock = attrs.field(factory=SystemClock)
     """Clock for timestamps and durations. Default: the clock of the system."""
 
-    store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
+    store: Store = attrs.field(default=attrs.Factory(_build_store, takes_self=True))
     """Store of the runs; by default a `MemoryStore`, which is lost when the process ends."""
 
     durability: Durability = "full"
@@ -285,7 +312,7 @@ class AgentFields(Generic[A_co]):
     pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=as_states)
     """States before which a run pauses until it is resumed: `{State.ACT}` pauses it before tool calls."""
 
-    context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=as_context)
+    context: Context = attrs.field(factory=_build_context, converter=as_context)
     """Policies that shorten the history when it outgrows the context window, in order; or one policy."""
 
     new_id: Callable[[], str] = new_id

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypedDict, TypeVar, Unp
 import attrs
 
 from agentfsm.agents.agent_fields import AgentFields
-from agentfsm.agents.runs import Prompt
 from agentfsm.agents.validation import (
     as_messages,
     as_roles,
@@ -32,15 +31,13 @@ from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.settings import Settings
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.validation import BOOL
-from agentfsm.engine.deciders.guards import find_counted_tools
-from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
-from agentfsm.engine.fork import build_fork_events
 from agentfsm.journal import load as journals
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt
     from agentfsm.core.events import Event
 
 P = ParamSpec("P")
@@ -308,6 +305,10 @@ class AgentStarts(AgentFields[A_co]):
                 and when calls cannot be withheld, because `settings` add tools that agentfsm does not know.
             ConflictError: when another run has the id.
         """
+        from agentfsm.engine.deciders.guards import find_counted_tools  # noqa: PLC0415  with the engine
+        from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line  # noqa: PLC0415  with the engine
+        from agentfsm.engine.fork import build_fork_events  # noqa: PLC0415  with the engine
+
         check_run_id(run_id)
         BOOL.check("fork", "withhold", withhold)
         stored = await self.store.read(run_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.driver import Driver
     from agentfsm.engine.execution.config import DeferredInstructions
-    from agentfsm.engine.execution.execution import ExecutionOptions
+    from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.ports.model import Model
     from agentfsm.tools.run_context import RunContext
 

@@ -6,15 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from agentfsm.agents.runs import Prompt, Runs
-from agentfsm.core.limits import Limits
-from agentfsm.core.run import Run
-from agentfsm.core.usage import AgentCost
-from agentfsm.engine.driver import Driver
-from agentfsm.ports.store import Clock, Store
-from agentfsm.tools.permission import Permissions
+if TYPE_CHECKING:
+    from agentfsm.agents.runs import Prompt, Runs
+    from agentfsm.core.limits import Limits
+    from agentfsm.core.run import Run
+    from agentfsm.core.usage import AgentCost
+    from agentfsm.engine.driver import Driver
+    from agentfsm.ports.store import Clock, Store
+    from agentfsm.tools.permission import Permissions
+
+# Default limit of turns of a run that a tool calls: two with tool calls, and the answer.
+DEFAULT_TURNS: Final = 3
+# Default duration of such a run in seconds: three requests to a large model take 10 to 25 s.
+DEFAULT_TIMEOUT_S: Final = 30.0
 
 
 class RunnableAgent(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.agents.runnable_agent import RunnableAgent
+from agentfsm.agents.runnable_agent import DEFAULT_TIMEOUT_S, DEFAULT_TURNS, RunnableAgent
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.header import short_hash
 from agentfsm.core.labels import Level, ToolKind
@@ -31,7 +31,7 @@ from agentfsm.engine.execution.child_runs import (
     has_child_run,
     load_child_run,
 )
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.unattended import cancel_child_run
 from agentfsm.engine.program_check import check_program, has_tool
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Clock, Store
     from agentfsm.tools.registry import ToolRegistry
 
-# Default limit of turns of a child run: two with tool calls, and the answer.
-DEFAULT_TURNS: Final = 3
-# Default duration of a child run in seconds: three requests to a large model take 10 to 25 s.
-DEFAULT_TIMEOUT_S: Final = 30.0
 # Seconds that a call has after its timeout, for the child run to end.
 GRACE_S: Final = 5.0
 # Hexadecimal digits of the nonce of a child run.

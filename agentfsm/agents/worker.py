@@ -31,7 +31,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.header import FORMAT
 from agentfsm.engine.execution.drain import Drain
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import next_expiry
 

@@ -149,7 +149,7 @@ MAX_SIMILAR_RESULTS: Final = 4
 
 # A word; in scripts without spaces between words, a character.
 _UNSPACED_SCRIPTS: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
-_WORD: Final = re.compile(rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+")
+_WORD: Final = rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+"
 
 Signature: TypeAlias = tuple[tuple[str, str], ...]
 # Text and media of a result: the texts of two images of the same size are equal.
@@ -367,5 +367,5 @@ def _shingles(text: str) -> frozenset[tuple[str, str]]:
     if len(text) > 3 * SAMPLE_CHARS:
         middle = (len(text) - SAMPLE_CHARS) // 2
         text = f"{text[:SAMPLE_CHARS]} {text[middle : middle + SAMPLE_CHARS]} {text[-SAMPLE_CHARS:]}"
-    words = _WORD.findall(text.casefold())
+    words = re.findall(_WORD, text.casefold())  # compiled on first use: it takes 4 ms
     return frozenset(pairwise(words))

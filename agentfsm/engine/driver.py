@@ -26,8 +26,9 @@ from agentfsm.core.run_ids import find_caller
 from agentfsm.core.usage import Usage
 from agentfsm.engine.deciders.answer_cache import keep_answer
 from agentfsm.engine.execution.config import EngineConfig
-from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.execution.tool_access import build_run_context
 from agentfsm.engine.execution.unattended import apply_stop_requests
 from agentfsm.engine.program_check import check_program, select_names

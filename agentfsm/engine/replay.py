@@ -16,8 +16,9 @@ from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.deciders.plans import hash_plan_request
-from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.model_calls.view import build_view
 from agentfsm.journal.load import load_predecessor
 from agentfsm.ports.store import Lease, Store

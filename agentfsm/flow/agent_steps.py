@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.agents.subagent import DEFAULT_TURNS, make_agent_tool
+from agentfsm.agents.runnable_agent import DEFAULT_TURNS
+from agentfsm.agents.subagent import make_agent_tool
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, StoreError
 from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule

@@ -19,7 +19,7 @@ from agentfsm.agents.extras import create_due_runs
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import MisuseError, RunNotFoundError, first_error
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.releases.arm_results import ArmResults, read_results
 from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release

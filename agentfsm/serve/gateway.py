@@ -29,7 +29,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import AssistantMessage, HostedContent, ToolResult, as_parts
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.journal.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns

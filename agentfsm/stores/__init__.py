@@ -1,13 +1,13 @@
-"""Stores of journals. A store that needs a driver is imported at its first use."""
+"""Stores of journals. Each is imported at its first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from agentfsm.stores.loading import MODULES, load_store_class, open_store
-from agentfsm.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from agentfsm.stores.memory import MemoryStore
     from agentfsm.stores.postgres.store import PostgresStore
     from agentfsm.stores.redis.store import RedisStore
     from agentfsm.stores.sqlite.store import SQLiteStore

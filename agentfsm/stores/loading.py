@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Store
     from agentfsm.stores.redis.broadcast import RedisBroadcast
 
-MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
+MODULES: Final = {
+    "MemoryStore": "memory",
+    "PostgresStore": "postgres.store",
+    "RedisStore": "redis.store",
+    "SQLiteStore": "sqlite.store",
+}
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
 # The options of each store that the query of its URL may contain, as texts.
 _URL_OPTIONS: Final = {"PostgresStore": ("schema",), "RedisStore": ("accept_loss", "prefix")}

@@ -16,7 +16,6 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import ensure_printable
-from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.value import Value
 
 LOGGER: Final = logging.getLogger("agentfsm")
@@ -129,4 +128,6 @@ class RunLogger(Value):
 def redact(text: str) -> str:
     """Return the beginning of the text, with personal data and likely secrets masked."""
     # Masked before it is cut, because half of a number has no check digit.
+    from agentfsm.core.sensitive_text import mask_sensitive  # noqa: PLC0415  few runs log prompts
+
     return mask_sensitive(text[: 2 * MAX_PROMPT_CHARS])[:MAX_PROMPT_CHARS]

@@ -12,8 +12,9 @@ from agentfsm import Agent, AnswerCache, stop_after_tool, tool
 from agentfsm.core import events as e
 from agentfsm.engine import line as lines
 from agentfsm.engine import step
-from agentfsm.engine.execution.execution import ExecutionOptions, build_execution
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.guards import Guard
 from agentfsm.planning import Planner

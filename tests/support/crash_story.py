@@ -33,7 +33,7 @@ from agentfsm.agents.worker import Worker
 from agentfsm.core import codec
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.engine.deciders import approvals as engine_approvals
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.ports import (
     CallChunk,
     Emit,

@@ -39,7 +39,7 @@ from agentfsm.cli.terminal import stdout_to_stderr, user_name
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.flow import Flow
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns

@@ -1,10 +1,8 @@
-"""One execution of a run: what its caller asks for, its journal under a lease, and the budget."""
+"""One execution of a run: its journal under a lease, and the budget."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -15,56 +13,8 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 
 if TYPE_CHECKING:
-    from agentfsm._lib.fairness import StepThrottle
-    from agentfsm.core.run import Run
-    from agentfsm.engine.execution.drain import Drain
+    from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.engine.execution.run_spend import RunSpend
-    from agentfsm.ports.store import Lease
-    from agentfsm.streaming.stream import Listener
-    from agentfsm.tools.attendance import Attendant
-
-
-class ExecutionOptions(NamedTuple):
-    """What the caller of an execution gives and asks for.
-
-    A named tuple is built with 2 calls of functions, a frozen attrs class of these fields with 14.
-    """
-
-    deps: Any = None
-    """Dependencies for tools, as `ctx.deps`; never stored."""
-
-    once: bool = False
-    """Whether to perform a single effect."""
-
-    resume: bool = False
-    """Whether to end a pause of the run; child runs that were paused after crashes then continue as well."""
-
-    takeover: bool = False
-    """Whether to take the run from the worker that executes it; its child runs are then taken as well."""
-
-    renamed: Mapping[str, str] = MappingProxyType({})
-    """New names of tools by their names in the journal, also for the runs below."""
-
-    lease: Lease | None = None
-    """Lease of this run, if the caller holds it; released at the end of the execution."""
-
-    on_event: Listener | None = None
-    """Called with each streamed event."""
-
-    on_run: Callable[[Run], None] | None = None
-    """Called with each new state of the run."""
-
-    attendant: Attendant | None = None
-    """Asks the person who attends the execution; None if there is none."""
-
-    drain: Drain | None = None
-    """Ends the execution between two effects; None if only cancellation ends it."""
-
-    throttle: StepThrottle | None = None
-    """Throttle of this event loop, if the caller has passed it already."""
-
-    parent_budget: Budget | None = None
-    """Budget of the parent run; None for a run without one."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)

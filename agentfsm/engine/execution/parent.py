@@ -11,7 +11,7 @@ from agentfsm.core.value import Value
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
-    from agentfsm.engine.execution.execution import ExecutionOptions
+    from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.store import Clock, Store
     from agentfsm.streaming.watch import Outlet

@@ -27,7 +27,7 @@ from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.handshake_clients import EventBus
 from agentfsm.mcp.server.resources import Resource

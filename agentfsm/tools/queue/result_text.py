@@ -26,7 +26,6 @@ from agentfsm.core.messages import (
     iter_chunks,
     replace_surrogates,
 )
-from agentfsm.core.sensitive_text import DataKind, redact_sensitive, redaction_mark
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.media import MAX_PARTS_CHARS, describe_parts
 from agentfsm.tools.queue.result_json import encode_value
@@ -236,6 +235,8 @@ def mask_secrets(text: str, known: Sequence[str] = ()) -> str:
         text: Text of an error, such as that of a database that names its address with the password.
         known: Known secrets, none of them empty.
     """
+    from agentfsm.core.sensitive_text import DataKind, redact_sensitive, redaction_mark  # noqa: PLC0415  20 patterns
+
     mark = redaction_mark(DataKind.SECRET)
     return _PASSWORD.sub(rf"\1{mark}", redact_sensitive(text, (DataKind.SECRET,), secrets=known))
 

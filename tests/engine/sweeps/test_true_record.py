@@ -38,7 +38,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.events import ToolCutOff, ToolLost, ToolStarted
-from agentfsm.engine.execution.execution import ExecutionOptions
+from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.ports import (
     CallChunk,
     Clock,
