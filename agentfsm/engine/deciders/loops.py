@@ -38,7 +38,8 @@ async def review_calls(execution: Execution, _effect: Reflect) -> StepOutcome | 
     run = execution.journal.run
     if run.turn < execution.config.limits.loop_turns:
         return None
-    loop = loop_detection.find_loop(run.messages, execution.config.registry.polling_tools, execution.config.limits)
+    seen = run.messages, execution.config.registry.polling_tools, execution.config.limits
+    loop = loop_detection.find_loop(*seen) if execution.recent_turns.may_loop(*seen) else None
     return None if loop is None else _warn_of_loop(execution, loop, note_equal_calls(execution, e.Continued()))
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentfsm.core.stops import RecentTurns
 from agentfsm.engine.execution.answer_cache import AnswerClaim
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
@@ -30,6 +31,9 @@ class Execution:
     budget: Budget
     orphaned_calls: frozenset[str]
     """Ids of the calls that were open when an earlier worker crashed."""
+
+    recent_turns: RecentTurns = attrs.field(factory=RecentTurns, init=False)
+    """The newest turns, for the detection of loops."""
 
     answer_claim: AnswerClaim | None = None
     """Part of the run in the answer cache; None if the agent has no cache."""
