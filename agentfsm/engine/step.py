@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 
+from agentfsm._lib.concurrency import make_scope
 from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
@@ -124,7 +125,7 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
     left_s = limits.seconds - journal.run.duration_s
     if execution.config.last_answer and reached is None:
         left_s -= limits.last_answer_s
-    journal.cancel_scope = scope = anyio.CancelScope(deadline=anyio.current_time() + left_s)
+    journal.cancel_scope = scope = make_scope(anyio.current_time() + left_s)
     with scope:
         while not (before := journal.run).is_over:
             if before.state in _THROTTLED_STATES and not throttle.try_acquire():

@@ -124,7 +124,7 @@ class OutputForm(Value):
     """JSON Schema of type "object", closed and with all properties required; None for any JSON object."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # as `OpenCall`
 class Request(Value):
     """One request to a model."""
 
@@ -202,7 +202,7 @@ class ProposedCall(Value):
     """The arguments as they arrived, normally JSON text. The engine parses and validates them."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # as `OpenCall`
 class Reply(Value):
     """The complete reply of a model to one request."""
 

@@ -241,7 +241,8 @@ class Budget:
             if granted < least_tokens:
                 raise binding.build_exhausted_error(request_tokens + kept_tokens + least_tokens - 1)
             needed = longest_tokens + self.tree.excess_tokens
-            if self._has_room(request_tokens, needed, cost):
+            # Alone, as most requests are, it waits for no other.
+            if not (self._in_flight or self.ancestors) or self._has_room(request_tokens, needed, cost):
                 break
             self.tree.room_freed = self.tree.room_freed or anyio.Event()
             await self.tree.room_freed.wait()

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import PostedItem
     from agentfsm.streaming.watch import Outlet
 
-_set_frozen = object.__setattr__
+# The slots of frozen events, which take half the instructions of `object.__setattr__`.
+_set_at, _set_took_s = vars(e.Event)["at"].__set__, vars(e.Event)["took_s"].__set__
 
 # Seconds that a cancelled execution may take to finish its writes.
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -188,8 +189,8 @@ class Journal:
         took_s, self._last_event_s = round_duration(active - self._last_event_s), active
         at = round_timestamp(self._clock_offset_s + now)
         for event in events:
-            _set_frozen(event, "at", at)
-            _set_frozen(event, "took_s", took_s)
+            _set_at(event, at)
+            _set_took_s(event, took_s)
             took_s = 0.0
 
     def commit(self, *events: Event, taken: Sequence[int] = ()) -> None:

@@ -22,6 +22,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentfsm._lib.concurrency import (
     drive,
     is_foreign_cancellation,
+    make_scope,
     make_waker,
     start_in_thread,
     threadsafe_scheduler,
@@ -390,7 +391,7 @@ class AdmittedCall:
     ticket: Ticket
     """Ticket of the tool's circuit breaker."""
 
-    _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
+    _scope: anyio.CancelScope = attrs.field(factory=make_scope, init=False)
     """Cancels the call when its time is over. The deadline is set when the function first waits, since only then it can
     be cancelled: a call that never waits pays for no timer.
     """
