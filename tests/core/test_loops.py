@@ -3,15 +3,12 @@
 A turn is written as a letter: equal letters are equal calls. Results differ from turn to turn unless the test says so.
 """
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import AssistantMessage, ImagePart, Limits, SystemMessage, UserMessage
-from agentfsm.core import stops as loop_detection
-from agentfsm.core.stops import MAX_PERIOD, count_equal_calls, find_loop
+from agentfsm import AssistantMessage, ImagePart, Limits, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.stops import MAX_PERIOD, RecentTurns, count_equal_calls, find_loop
 from tests.support.sample_runs import TASK, answer, call, result
 
 
@@ -186,19 +183,30 @@ def test_polling_for_something_new_does_not_excuse_the_others():
     assert find_loop(messages, exempt={"poll"}).tools == ("write",)
 
 
-@given(st.text("ABC", max_size=9), st.sampled_from(["", "same", None]), st.sets(st.sampled_from(["tool_A", "tool_B"])))
-def test_the_quick_look_hides_nothing(letters, content, exempt):
-    """The look that usually settles it agrees with the whole search, and with it on what the loop is."""
+@given(
+    st.text("AB", min_size=3, max_size=9),
+    st.sampled_from([None, "same"]),
+    st.sampled_from([frozenset(), frozenset({"tool_A"})]),
+    st.sampled_from([18, 0, 2, 6]),
+    st.integers(1, 2),
+)
+def test_the_quick_look_hides_nothing(letters, content, exempt, spoken, every):
+    """The look at the newest turns, which usually settles it, takes the history as it grows, and misses no loop."""
     messages = history(letters, content=content)
-    turns = loop_detection._newest_turns(messages, 2 * MAX_PERIOD, exempt)
-    rules = (
-        partial(loop_detection._find_same_calls, repeats=3, window=4),
-        partial(loop_detection._find_sequence, times=2),
-        partial(loop_detection._find_same_reply, repeats=3),
-        partial(loop_detection._find_similar_replies, repeats=3),
-        partial(loop_detection._find_similar_results, repeats=3),
-    )
-    assert find_loop(messages, exempt) == next((loop for rule in rules if turns and (loop := rule(turns))), None)
+    messages.insert(1 + spoken, UserMessage(parts=TASK.parts))
+    ends = [at for at, each in enumerate([*messages[1:], TASK], 1) if not isinstance(each, ToolResult)]
+    recent = RecentTurns()
+    for end in ends[::every]:
+        seen = messages[:end], exempt, Limits()
+        assert recent.may_loop(*seen) or find_loop(*seen) is None
+
+
+def test_a_history_without_repetition_is_not_searched():
+    """Ten turns that differ: the quick look settles each. Equal results it does not."""
+    messages, recent = history("ABCDEFGHIJ"), RecentTurns()
+    assert not any(recent.may_loop(messages[:end], frozenset(), Limits()) for end in range(3, len(messages) + 1, 2))
+    messages, recent = history("ABC", content="same"), RecentTurns()
+    assert [recent.may_loop(messages[:end], frozenset(), Limits()) for end in (3, 5, 7)] == [False, True, True]
 
 
 @pytest.mark.parametrize("letters", ["AAA", "ABAB"])
