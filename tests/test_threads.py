@@ -1,11 +1,12 @@
-"""Worker threads: what they keep in memory."""
+"""Worker threads: what they keep in memory. Cancel scopes."""
 
 import weakref
 from contextlib import nullcontext
 
+import anyio
 import pytest
 
-from agentfsm._lib.concurrency import start_in_thread
+from agentfsm._lib.concurrency import make_scope, start_in_thread
 
 
 class Lamp:
@@ -32,3 +33,11 @@ async def test_what_a_finished_function_belongs_to_is_dropped(method, is_kept):
     with pytest.raises(ValueError, match="dark") if is_kept else nullcontext():
         await future.wait()
     assert kept == [is_kept]
+
+
+async def test_a_scope_is_that_of_the_event_loop():
+    """The short way to a cancel scope makes the same object as anyio's."""
+    assert type(make_scope()) is type(anyio.CancelScope())
+    with make_scope(anyio.current_time() - 1.0) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
