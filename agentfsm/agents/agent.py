@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 WORKER_PARALLEL: Final = 100
 # Seconds between two polls of a worker: a poll costs less than 1 ms, and a user can wait a second.
 WORKER_POLL_S: Final = 1.0
+# Seconds that effects in flight have when a process of the command line stops: Kubernetes kills it after 30 s.
+DRAIN_S: Final = 25.0
 
 
 class Agent(AgentControls[A_co], AgentStarts[A_co]):

@@ -57,8 +57,6 @@ REFUSED_LOOK_S: Final = 5.0
 REFUSED_EXAMINED: Final = 1_000
 # A rest is extended by up to this factor, so that runs are not retried all at once.
 REST_SPREAD: Final = 1.5
-# Seconds that effects in flight have when a process of the command line stops: Kubernetes kills it after 30 s.
-DRAIN_S: Final = 25.0
 # Maximum of runs that a line of the log names.
 MAX_NAMED_RUNS: Final = 20
 # Maximum of runs whose delay is remembered, so that the next delay is longer.

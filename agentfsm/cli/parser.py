@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S
-from agentfsm.agents.worker import DRAIN_S
+from agentfsm.agents.agent import DRAIN_S, WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.cli.argument_types import (
     DEFAULT_ADDRESS,
     parse_address,

@@ -115,7 +115,7 @@ def words(monkeypatch):
     async def load(_model_name: str) -> WordCounter:
         return counter
 
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
     return counter
 
 

@@ -23,7 +23,7 @@ def loads(monkeypatch):
         asked.append(model_name)
         return WordCounter()
 
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
     return asked
 
 

@@ -25,7 +25,7 @@ def _words(monkeypatch):
     async def load(_name):
         return WordCounter()
 
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
 
 
 @tool(read_only=True)

@@ -165,7 +165,7 @@ async def test_a_page_is_shown_whole_where_a_vocabulary_counts_more_tokens_than_
     async def load(_name: str) -> TokenCounter:
         return _Dense()
 
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
     model = ScriptedModel(say("", call("source")), read("t1.0", 0), "done")
     model.window_tokens = 30_000
     agent = Agent(model, tools=[source_of(SCRIPTS["ascii"])], store=store, settings=Settings(max_tokens=1_000))

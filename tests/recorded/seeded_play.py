@@ -16,8 +16,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from agentfsm import AgentError, Answer, InputKind, Pending, PendingKind, Priority, Run, Runs
-from agentfsm.agents import agent_fields as agents
+from agentfsm import AgentError, Answer, InputKind, Pending, PendingKind, Priority, Run, Runs, tokens
 from agentfsm.core import events as e
 from agentfsm.core.codec import encode_header
 from agentfsm.core.limits import SPEND_RECORDS
@@ -589,8 +588,8 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> World:
     async def load(_model: str) -> WordCounter:
         return WordCounter()
 
-    before, agents.load_counter = agents.load_counter, load
+    before, tokens.load_counter = tokens.load_counter, load
     try:
         return run_seeded(whole, seed, in_order=True)
     finally:
-        agents.load_counter = before
+        tokens.load_counter = before

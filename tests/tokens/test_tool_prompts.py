@@ -99,7 +99,7 @@ async def test_the_providers_count_leads_to_an_earlier_compaction(monkeypatch):
         return WordCounter()
 
     monkeypatch.setattr(TokenLedger, "calibrate", note)
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
 
     @tool(read_only=True, poll=True)
     def look() -> str:

@@ -59,7 +59,7 @@ def counter(monkeypatch):
     async def load(_model_name: str) -> Counted:
         return words
 
-    monkeypatch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+    monkeypatch.setattr("agentfsm.tokens.load_counter", load)
     return words
 
 

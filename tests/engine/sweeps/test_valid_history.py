@@ -487,7 +487,7 @@ def _words():
         return WordCounter()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentfsm.agents.agent_fields.load_counter", load)
+        patch.setattr("agentfsm.tokens.load_counter", load)
         yield
 
 
