@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from agentfsm._lib.fairness import StepThrottle
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.drain import Drain
-    from agentfsm._lib.fairness import StepThrottle
     from agentfsm.ports.store import Lease
     from agentfsm.streaming.stream import Listener
     from agentfsm.tools.attendance import Attendant
