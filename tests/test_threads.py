@@ -1,10 +1,12 @@
 """Worker threads: what they keep in memory. Cancel scopes."""
 
+import asyncio
 import weakref
 from contextlib import nullcontext
 
 import anyio
 import pytest
+import trio
 
 from agentfsm._lib.concurrency import make_scope, start_in_thread
 
@@ -41,3 +43,25 @@ async def test_a_scope_is_that_of_the_event_loop():
     with make_scope(anyio.current_time() - 1.0) as scope:
         await anyio.sleep_forever()
     assert scope.cancelled_caught
+
+
+async def _find_scope() -> type:
+    return type(make_scope())
+
+
+def test_a_guest_of_asyncio_has_scopes_of_trio():
+    """Where a loop of trio runs in one of asyncio, each has its own."""
+
+    async def host():
+        ended = asyncio.get_running_loop().create_future()
+        own = type(make_scope())
+        trio.lowlevel.start_guest_run(
+            _find_scope,
+            run_sync_soon_threadsafe=asyncio.get_running_loop().call_soon_threadsafe,
+            done_callback=ended.set_result,
+        )
+        return own, (await ended).unwrap()
+
+    own, found = asyncio.run(host())
+    assert own.__module__.endswith("_asyncio")
+    assert found.__module__.endswith("_trio")

@@ -64,10 +64,11 @@ def make_scope(deadline: float = math.inf) -> anyio.CancelScope:
     its factory, and again as the result of `__new__`.
     """
     try:
-        asyncio.get_running_loop()
+        task = asyncio.current_task()
     except RuntimeError:
-        return anyio.CancelScope(deadline=deadline)
-    return _find_scope_class()(deadline=deadline)
+        task = None
+    # Trio runs without a task of asyncio, also as a guest of its loop.
+    return anyio.CancelScope(deadline=deadline) if task is None else _find_scope_class()(deadline=deadline)
 
 
 @cache
