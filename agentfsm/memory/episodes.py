@@ -27,7 +27,7 @@ from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.value import Value
 from agentfsm.core.view_parts import ViewSource, find_source
 from agentfsm.memory.equal_items import EQUAL_SLOT, clean_slot, confirm, name_slot, normalise_text
-from agentfsm.ports.memory_items import FOLLOWS, ItemKind, ItemSource, MemoryItem, Namespace
+from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.schema.arguments import read_object
@@ -352,7 +352,7 @@ def _build_facts(
             # An item of the same slot that is never true ends it; without a slot, a version that is true until now.
             closing = {"valid_from": ended} if old.slot else {"replaces": old.id}
             item_id = _name_item(run.header, f"end {place}")
-            items.append(attrs.evolve(old, id=item_id, valid_to=ended, data={**old.data, FOLLOWS: old.id}, **closing))
+            items.append(attrs.evolve(old, id=item_id, valid_to=ended, follows=old.id, **closing))
     return items
 
 

@@ -17,7 +17,7 @@ from agentfsm.core.header import short_hash
 from agentfsm.core.labels import Label
 from agentfsm.core.recalled_items import write_item_text
 from agentfsm.memory.ranking import DAY_S, Recollection
-from agentfsm.ports.memory_items import FOLLOWS, ItemKind, MemoryItem
+from agentfsm.ports.memory_items import ItemKind, MemoryItem
 
 # First character of the slots of equal texts.
 EQUAL_SLOT: Final = "="
@@ -25,6 +25,8 @@ EQUAL_SLOT: Final = "="
 CONFIRMED: Final = "confirmed"
 # Importance that an item gains when it is said again, so that what is said often becomes a part of the profile.
 CONFIRMED_IMPORTANCE: Final = 0.1
+# Times that an item counts as said at most.
+MAX_CONFIRMED: Final = 1_000_000
 # Factor by which the score of an item in the profile shrinks with each day: half after some ten weeks.
 PROFILE_DECAY: Final = 0.99
 
@@ -46,7 +48,7 @@ def clean_slot(slot: str) -> str:
 def read_confirmed(item: MemoryItem) -> int:
     """Return how often an item was said, 1 or more."""
     count = item.data.get(CONFIRMED)
-    return count if isinstance(count, int) and count >= 1 else 1
+    return min(count, MAX_CONFIRMED) if isinstance(count, int) and count >= 1 else 1
 
 
 def name_slot(kind: ItemKind, text: str, level: str, labels: Collection[Label]) -> str:
@@ -63,7 +65,8 @@ def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
         new,
         text=old.text if normalise_text(old.text) == normalise_text(new.text) else new.text,
         slot=old.slot or new.slot,
-        data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1, FOLLOWS: old.id},
+        data={**old.data, **new.data, CONFIRMED: read_confirmed(old) + 1},
+        follows=old.id,
         importance=min(1.0, max(new.importance, round(old.importance + CONFIRMED_IMPORTANCE, 4))),
         level=old.level,
         labels=old.labels,
@@ -71,36 +74,43 @@ def confirm(old: MemoryItem, new: MemoryItem) -> MemoryItem:
     )
 
 
-def find_same(items: Collection[MemoryItem], ids: Collection[str]) -> set[str]:
+def find_same(items: Collection[MemoryItem], ids: Collection[str], now: float) -> set[str]:
     """Return the ids of what is to be forgotten with items: all that has their words, before and after them.
 
-    With the item that holds in a slot its earlier values go: they would hold again.
+    That is what corrects, confirms or ends them, and equal texts. With the item that holds in a slot its earlier values
+    go: they would hold again. What is held says nothing of others.
 
     Args:
         items: All items of the owner.
-        ids: Ids of some of them.
+        ids: Ids of some of them, which may be gone.
+        now: Time at which a value of a slot holds, seconds since 1970.
     """
-    names = {item.id: item.origins | ({item.slot} if item.slot.startswith(EQUAL_SLOT) else set()) for item in items}
+    names = {item.id: {*item.origins, _name_text(item)} for item in items}
+    held = {item.id for item in items if item.held}
     values, corrected = _by_slot(items), {item.replaces for item in items if not item.held}
     found, more = set[str](), {*ids}
     while not more <= found:
         found |= more
-        said = frozenset[str]().union(*[names.get(each, ()) for each in found])
+        said = found.union(*[names.get(each, ()) for each in found - held])
         more = {item_id for item_id, own in names.items() if not said.isdisjoint(own)}
         for group in values.values():
-            present = [item.id for item in group if not item.held and item.id not in corrected][-1:]
-            if not found.isdisjoint(present):
-                more |= {item.id for item in group}
+            begun = [each for each in group if each.valid_from <= now and not each.held and each.id not in corrected]
+            if begun and begun[-1].id in found:
+                more |= {each.id for each in group[: group.index(begun[-1])]}
     return found
 
 
-def find_earlier(items: Collection[MemoryItem], ids: Collection[str]) -> set[str]:
+def _name_text(item: MemoryItem) -> str:
+    return item.id if item.kind is ItemKind.DOCUMENT else f"text {normalise_text(item.text)}"
+
+
+def find_earlier(items: Collection[MemoryItem], ids: Collection[str], now: float) -> set[str]:
     """Return the ids of items with those of all that they correct, confirm or take the place of."""
     known, values = {item.id: item for item in items}, _by_slot(items)
     found, todo = {*ids}, [*ids]
     while todo:
-        if (item := known.get(todo.pop())) is not None:
-            group = values.get(item.slot, [])
+        if (item := known.get(todo.pop())) is not None and not item.held:
+            group = values.get(item.slot, []) if item.valid_from <= now else []
             earlier = {each.id for each in group[: group.index(item)]} if group else set[str]()
             new = (earlier | item.origins & known.keys()) - found
             found |= new

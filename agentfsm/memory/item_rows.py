@@ -6,7 +6,7 @@ Values of a condition are written as `:name`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -15,13 +15,13 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.value import Value
-from agentfsm.ports.memory_items import FOLLOWS, IMPORTED_ID, ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
+from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
 
 # Characters of the word that stands for an owner: 128 bits of a hash.
 OWNER_CHARS: Final = 33
 COLUMNS: Final = (
-    'number, id, tenant, "user", kind, slot, replaces, source_run, source_version, session, place, level, valid_from, '
-    "valid_to, recorded_at, held, labels, importance, text, data"
+    'number, id, tenant, "user", kind, slot, replaces, follows, imported_id, source_run, source_version, session, '
+    "place, level, valid_from, valid_to, recorded_at, held, labels, importance, text, data"
 )
 COLUMN_NAMES: Final = tuple(COLUMNS.replace('"', "").split(", "))
 PREFIXED_COLUMNS: Final = ", ".join(f"i.{name}" for name in COLUMNS.split(", "))
@@ -89,15 +89,23 @@ def name_owner(namespace: Namespace) -> str:
     return f"o{sha256(names.encode()).hexdigest()}"[:OWNER_CHARS]
 
 
-def name_words(item_id: str) -> str:
-    """Return the note that the words of an item were forgotten, beside the notes on ids of items."""
-    return f"words of {item_id}"
+# Seconds between two records that follow one another at one tick of the clock.
+TICK_S: Final = 1e-6
+# The notes on what was forgotten: ids of items; and with the owner, items that are not to be imported again, and those
+# whose words are not to be confirmed.
+NOTES: Final = "{id}", "{owner} {id}"
+NOTES_ON_WORDS: Final = (*NOTES, "words of {id}")
 
 
-def name_notes(item: MemoryItem) -> list[str]:
+def write_notes(items: Iterable[tuple[str, str]], forms: Sequence[str]) -> list[str]:
+    """Return the notes on forgotten items, each with its id and the name of its owner, in these forms."""
+    return [form.format(id=item_id, owner=owner) for item_id, owner in items for form in forms]
+
+
+def find_notes(item: MemoryItem) -> list[str]:
     """Return the notes of which one tells that the item, or what it follows from, was forgotten."""
-    follows, first = item.data.get(FOLLOWS), item.data.get(IMPORTED_ID)
-    return [item.id, item.replaces, str(first), name_words(str(follows))]
+    follows = item.follows if item.is_end else f"words of {item.follows}"
+    return [item.id, item.replaces, follows, f"{name_owner(item.namespace)} {item.imported_id}"]
 
 
 def hash_text(text: str) -> bytes:
@@ -124,6 +132,8 @@ def write_row(item: MemoryItem) -> tuple[Any, ...]:
         item.kind.value,
         item.slot,
         item.replaces,
+        item.follows,
+        item.imported_id,
         None if source is None else source.run_id,
         None if source is None else source.version,
         item.session,

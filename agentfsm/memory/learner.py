@@ -90,6 +90,8 @@ CONTEXT_TOKENS: Final = 1_000
 TRIES: Final = 4
 FIRST_WAIT_S: Final = 1.0
 MAX_WAIT_S: Final = 300.0
+# Seconds by which the time of a conversation may be ahead of this clock.
+MAX_AHEAD_S: Final = 60.0
 # Seconds for which a learner that was killed keeps others waiting. A live one renews its lease while a model answers.
 LEASE_S: Final = 20.0
 _INSTRUCTIONS: Final = (
@@ -140,7 +142,7 @@ def _read_history(messages: Iterable[Any]) -> list[Message]:
     for place, given in enumerate(messages):
         each = given.model_dump() if hasattr(given, "model_dump") else given
         if isinstance(each, Mapping):
-            role, text = each.get("role"), read_message_text(each.get("content"))
+            role, text = str(each.get("role")), read_message_text(each.get("content"))
             if role not in {*_USERS, *_ASSISTANTS, *_OTHERS} and ("role" in each or "type" not in each):
                 known = ", ".join((*_USERS, *_ASSISTANTS, *_OTHERS))
                 raise MisuseError(f"messages[{place}] has the role {shorten_repr(role)}: give one of {known}")
@@ -342,7 +344,12 @@ class Learner:
         begun = self._agent.start(
             "conversation", user=user, tenant=tenant or None, labels=join_labels(as_labels(labels), *results)
         )
-        ended = begun.header.created_at if ended is None else ended
+        if ended is not None and ended > begun.header.created_at + MAX_AHEAD_S:
+            raise MisuseError(
+                f"add(at={ended!r}) is in the future: give seconds since 1970, or a datetime with time zone"
+            )
+        if ended is None:
+            ended = await self.memory._now()  # noqa: SLF001  after all that its owner has forgotten
         texts = [describe_message(each) for each in history]
         # A part is known by all that was said up to its end, so of a conversation that grows only the rest is read.
         digest, headers = (
@@ -352,10 +359,12 @@ class Learner:
         for text in texts:
             digest.update(f"\n{len(text)} {text}".encode())
             headers.append(attrs.evolve(begun.header, id=f"conversation-{digest.hexdigest()[:24]}", nonce=""))
-        known = await self.memory.index.get([name_episode(header) for header in headers])
-        learned = [place for place, header in enumerate(headers, 1) if name_episode(header) in known]
-        begin = learned[-1] if learned else 0
-        session = session or (known[name_episode(headers[begin - 1])].session if begin else headers[-1].id)
+        episodes = [name_episode(header) for header in headers]
+        known, forgotten = await self.memory.index.get(episodes), {*await self.memory.index.find_forgotten(episodes)}
+        begin = max([place for place, each in enumerate(episodes, 1) if each in known or each in forgotten], default=0)
+        shown = max([place for place, each in enumerate(episodes, 1) if each in forgotten], default=0)
+        before = known.get(episodes[begin - 1]) if begin else None
+        session = session or (headers[-1].id if before is None else before.session)
         count = 0
         for start, end in _split(texts, begin):
             part = history[start:end]
@@ -365,8 +374,8 @@ class Learner:
             number = 1
             while (found := await self._find(f"{run.id}.{number}")) is not None and found.state is State.ERROR:
                 number += 1
-            before = shorten_text("\n".join(texts[:start][-MAX_KNOWN:]), CONTEXT_TOKENS)
-            extraction = await self._extract(run, f"{run.id}.{number}", TRIES, before)
+            said = shorten_text("\n".join(texts[shown:start][-MAX_KNOWN:]), CONTEXT_TOKENS)
+            extraction = await self._extract(run, f"{run.id}.{number}", TRIES, said)
             if extraction is None or extraction.state is not State.DONE:
                 why = "another run has its id" if extraction is None else _tell_end(extraction)
                 raise RunError(f"nothing was learned: the extraction has {why}; add the conversation again", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -65,6 +66,7 @@ from agentfsm.memory.equal_items import (
     normalise_text,
     rank_profile,
 )
+from agentfsm.memory.item_rows import TICK_S
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -82,7 +84,6 @@ from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import (
-    IMPORTED_ID,
     LEVEL,
     DeletionProof,
     ItemFilter,
@@ -137,8 +138,8 @@ MAX_EQUAL_CHARS: Final = 1_000
 EQUAL_WORDS: Final = 8
 # Items among which an equal one is looked for.
 EQUAL_CANDIDATES: Final = 20
-# Seconds between two values of a slot that are written at one tick of the clock.
-TICK_S: Final = 1e-6
+# Seconds by which clocks of machines are taken to differ at most, where an owner is forgotten.
+MAX_SKEW_S: Final = 5.0
 # Further items that are read at once if many of the first repeat others.
 FURTHER: Final = 4
 # Items that one write adds.
@@ -693,6 +694,8 @@ class Memory(RunMemory):
             old,
             id=self.new_id(),
             replaces=item_id,
+            follows="",
+            imported_id="",
             source=None,
             text=old.text if text is None else text,
             labels=_add_passed(old.labels),
@@ -1030,8 +1033,9 @@ class Memory(RunMemory):
         """Add items that `export_items` returned, of this memory or another one, for this owner.
 
         They get ids of this owner, which follow from those that they have, so a second call adds nothing, nor do items
-        that this owner has. What this memory was told to forget does not return. They have no source: a rebuild leaves
-        them. They are known since the time that they name, now at the latest.
+        that this owner has. What this memory was told to forget does not return, unless the other one has changed it
+        since. They have no source: a rebuild leaves them. They are known since the time that they name, or now if it is
+        later.
 
         Returns:
             The number of new items.
@@ -1044,13 +1048,14 @@ class Memory(RunMemory):
         for place, fields in enumerate(items):
             try:
                 item = read_item(fields, self.namespace)
-            except MisuseError as error:
+                json.dumps(write_item(item), ensure_ascii=False, allow_nan=False).encode()
+            except (MisuseError, ValueError, TypeError, OverflowError) as error:
                 raise MisuseError(f"items[{place}]: {error}") from None
-            first = str(item.data.get(IMPORTED_ID, item.id))
+            first = item.imported_id or item.id
             if {item.id, first}.isdisjoint(own):
                 # An id of its own, which no other owner can foresee or take.
-                new_id, data = short_hash(f"{self.namespace}\n{first}", 24), {**item.data, IMPORTED_ID: first}
-                given.append(attrs.evolve(item, id=new_id, data=data, recorded_at=min(item.recorded_at, now)))
+                new_id = short_hash(f"{self.namespace}\n{first}", 24)
+                given.append(attrs.evolve(item, id=new_id, imported_id=first, recorded_at=min(item.recorded_at, now)))
         count = 0
         for begin in range(0, len(given), WRITE_BATCH):
             count += await self.add_derived(given[begin : begin + WRITE_BATCH])
@@ -1138,9 +1143,14 @@ class Memory(RunMemory):
             PartlyDoneError: if the items were deleted, and a SQLite file could not be rewritten without their content,
                 for example because another process reads it.
         """
-        ids = await self._check_own(item_ids)
-        same = find_same(await self._read_versions(), ids)
-        return await self.index.forget(same, at=await self._now(), by=by, reason=reason, with_words=True)
+        new, count = {*await self._check_own(item_ids)}, 0
+        same = set[str]()
+        while True:  # until nobody has confirmed or corrected them meanwhile
+            same |= find_same(await self._read_versions(), new, await self._now())
+            count += await self.index.forget(same, at=await self._now(), by=by, reason=reason, with_words=True)
+            new = find_same(await self._read_versions(), same, -math.inf) - same
+            if not new:
+                return count
 
     async def forget_document(self, name: str, *, by: str = "", reason: str = "") -> int:
         """Delete a document with all its versions, as `forget` does. Return the number of items.
@@ -1184,7 +1194,10 @@ class Memory(RunMemory):
             raise MisuseError('forget_all(runs="delete") needs store=, and the memory of a user: memory.for_(user=...)')
         deleted = await self._delete_runs(store) if runs == "delete" and store is not None else 0
         try:
-            count = await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
+            # A record of a machine whose clock is ahead does not keep the owner from beginning anew.
+            at = min(await self._now(), self.clock.now() + MAX_SKEW_S)
+            count = await self.index.forget_namespace(self.namespace, at=at, by=by, reason=reason)
+            self._newest = at + TICK_S
         except AgentError as error:
             if not deleted:
                 raise
@@ -1262,7 +1275,7 @@ class Memory(RunMemory):
         old |= {item.id for item in left[: max(0, len(left) - rules.count)]}
         if not old:
             return 0
-        earlier = find_earlier(await self._read_versions(), old)  # which would else be found again
+        earlier = find_earlier(await self._read_versions(), old, now)  # which would else be found again
         return await self.index.forget(earlier, at=now, by=by, reason="old")
 
     async def expire_all(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:

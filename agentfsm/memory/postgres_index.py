@@ -15,16 +15,19 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.item_rows import (
     COLUMNS,
+    NOTES,
+    NOTES_ON_WORDS,
     OWNER_CHARS,
     PREFIXED_COLUMNS,
     SESSION,
+    TICK_S,
     ListSyntax,
-    name_notes,
+    find_notes,
     name_owner,
-    name_words,
     other_model_error,
     read_row,
     write_filter,
+    write_notes,
     write_row,
 )
 from agentfsm.memory.text_terms import TERMS_VERSION, write_terms
@@ -74,7 +77,7 @@ TABLES: Final = PostgresTables(
         CREATE TABLE items (
             number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,
             tenant text NOT NULL, "user" text NOT NULL, kind text NOT NULL, slot text NOT NULL,
-            replaces text COLLATE "C" NOT NULL,
+            replaces text COLLATE "C" NOT NULL, follows text COLLATE "C" NOT NULL, imported_id text NOT NULL,
             source_run text, source_version bigint, session text NOT NULL, place bigint NOT NULL,
             level smallint NOT NULL, valid_from float8 NOT NULL, valid_to float8 NOT NULL, recorded_at float8 NOT NULL,
             held boolean NOT NULL, labels text NOT NULL, importance float8 NOT NULL, text text NOT NULL,
@@ -83,6 +86,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX items_place ON items (owner, session, place);
         CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> '';
         CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> '';
+        CREATE INDEX items_followed ON items (follows) WHERE follows <> '';
         CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL;
         CREATE INDEX items_importance ON items (owner, kind, importance);
         CREATE INDEX items_recorded ON items (recorded_at);
@@ -102,11 +106,16 @@ TABLES: Final = PostgresTables(
     upgrades={
         100: """
             ALTER TABLE items ADD COLUMN terms text NOT NULL DEFAULT '';
+            ALTER TABLE items ADD COLUMN follows text COLLATE "C" NOT NULL DEFAULT '';
+            ALTER TABLE items ADD COLUMN imported_id text NOT NULL DEFAULT '';
             CREATE TABLE text_terms (version integer NOT NULL);
             INSERT INTO text_terms VALUES (0);
         """  # the next transaction of the index writes the terms
     },
-    late_indexes={"items_importance": "items (owner, kind, importance)"},
+    late_indexes={
+        "items_importance": "items (owner, kind, importance)",
+        "items_followed": "items (follows) WHERE follows <> ''",
+    },
 )
 
 # Dimensions up to which pgvector builds an index. Longer vectors are compared one by one.
@@ -122,7 +131,7 @@ FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE ext
 # Items with the same text have the same vector.
 _TEXT_HASH: Final = "substring(sha256(convert_to(i.text, 'UTF8')) FOR 16)"
 
-_ROW: Final = f"({', '.join(['%s'] * 19)}, %s::tsvector, %s, %s)"
+_ROW: Final = f"({', '.join(['%s'] * 21)}, %s::tsvector, %s, %s)"
 _INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner, terms) VALUES "  # noqa: S608
 # Items with rare terms come first. The exact ranking follows outside of the database, the same for all indexes.
 _SEARCH: Final = """
@@ -203,7 +212,7 @@ class _ItemDatabase(PostgresConnection):
         ids = [item.id for item in items]
         owners = [name_owner(item.namespace) for item in items]
         seen = {each for (each,) in self._select("SELECT id FROM items WHERE id = ANY(:ids)", ids=ids)}
-        notes = [note for item in items for note in name_notes(item)]
+        notes = [note for item in items for note in find_notes(item)]
         forgotten = {each for (each,) in self._select("SELECT id FROM forgotten_items WHERE id = ANY(:ids)", ids=notes)}
         until = dict(
             self._select("SELECT owner, until FROM forgotten_owners WHERE owner = ANY(:owners)", owners=owners)
@@ -215,8 +224,8 @@ class _ItemDatabase(PostgresConnection):
         places = {(owner, each): place for owner, each, place in self._select(newest, owners=owners, sessions=sessions)}
         added: list[MemoryItem] = []
         for item, owner in zip(items, owners, strict=True):
-            if not forgotten.isdisjoint(name_notes(item)) or item.recorded_at <= until.get(owner, -math.inf):
-                forgotten |= {item.id, name_words(item.id)}
+            if not forgotten.isdisjoint(find_notes(item)) or item.recorded_at <= until.get(owner, -math.inf):
+                forgotten |= {*write_notes([(item.id, owner)], NOTES_ON_WORDS)}
                 continue
             if item.id in seen:
                 continue
@@ -227,8 +236,8 @@ class _ItemDatabase(PostgresConnection):
             )
             places[group] = max(places.get(group, 0), new.place)
             added.append(new)
-        if left_out := [each for each in ids if each in forgotten]:
-            self._note_forgotten(left_out, with_words=True)
+        if left_out := [item for item in items if item.id in forgotten]:
+            self._note_forgotten([(each.id, name_owner(each.namespace)) for each in left_out], with_words=True)
         for start in range(0, len(added), GROUP_ITEMS):
             self._insert(added[start : start + GROUP_ITEMS])
         if added and self._read_model() is not None:
@@ -336,28 +345,35 @@ class _ItemDatabase(PostgresConnection):
 
     def newest_time(self) -> float:
         """Return the time of the newest record; minus infinity if there is none."""
-        ((newest,),) = self._select("SELECT max(recorded_at) FROM items")
-        return -math.inf if newest is None else float(newest)
+        ((newest, until),) = self._select(
+            "SELECT (SELECT max(recorded_at) FROM items), (SELECT max(until) FROM forgotten_owners)"
+        )
+        return max(-math.inf if newest is None else newest, -math.inf if until is None else until + TICK_S)
+
+    def find_forgotten(self, ids: Collection[str]) -> list[str]:
+        """Return those of the ids whose items were forgotten."""
+        return [found for (found,) in self._select("SELECT id FROM forgotten_items WHERE id = ANY(:ids)", ids=[*ids])]
 
     def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
         """Delete items, and note their ids."""
-        self._note_forgotten(ids, with_words=with_words)
+        owners = dict(self._select("SELECT id, owner FROM items WHERE id = ANY(:ids)", ids=[*ids]))
+        self._note_forgotten([(each, owners.get(each, "")) for each in ids], with_words=with_words)
         count = self._delete("id = ANY(:ids)", ids=[*ids])
         self._record_deletion(proof(count))
         return count
 
-    def _note_forgotten(self, ids: Collection[str], *, with_words: bool) -> None:
-        notes = [*ids, *(map(name_words, ids) if with_words else ())]
+    def _note_forgotten(self, items: Collection[tuple[str, str]], *, with_words: bool) -> None:
+        notes = write_notes(items, NOTES_ON_WORDS if with_words else NOTES)
         self._select(
             "INSERT INTO forgotten_items SELECT unnest(:notes::text[]) ON CONFLICT DO NOTHING RETURNING 1", notes=notes
         )
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
-        """Delete the items that come from these runs, with their corrections, and note their ids."""
+        """Delete the items that come from these runs, with what corrects or ends them, and note their ids."""
         sql = (
             "WITH RECURSIVE found(id) AS (SELECT id FROM items WHERE source_run = ANY(:runs) "
-            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '') "
-            "SELECT id FROM found"
+            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '' "
+            "OR i.follows = found.id AND i.follows <> '' AND i.valid_to < 'infinity') SELECT id FROM found"
         )
         found = self._select(sql, runs=[*run_ids])
         return self.forget([each for (each,) in found], proof)
@@ -375,6 +391,8 @@ class _ItemDatabase(PostgresConnection):
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         owner = name_owner(namespace)
+        ids = self._select("SELECT id FROM items WHERE owner = :owner", owner=owner)
+        self._note_forgotten([(each, owner) for (each,) in ids], with_words=True)
         count = self._delete("owner = :owner", owner=owner)
         deletion = proof(count)
         self.execute(

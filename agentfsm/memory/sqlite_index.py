@@ -20,17 +20,20 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.item_rows import (
     COLUMNS,
+    NOTES,
+    NOTES_ON_WORDS,
     OWNER_CHARS,
     PREFIXED_COLUMNS,
     SESSION,
+    TICK_S,
     ListSyntax,
+    find_notes,
     hash_text,
-    name_notes,
     name_owner,
-    name_words,
     other_model_error,
     read_row,
     write_filter,
+    write_notes,
     write_row,
 )
 from agentfsm.memory.text_terms import TERMS_VERSION, write_terms
@@ -68,6 +71,7 @@ _TEXT_TABLES: Final = (
     "CREATE VIRTUAL TABLE items_words USING fts5vocab (items_text, col)",
     "CREATE TABLE text_terms (version INTEGER NOT NULL) STRICT",
 )
+_INDEX_OF_FOLLOWERS: Final = "CREATE INDEX items_followed ON items (follows) WHERE follows <> ''"
 SCHEMA: Final = SQLiteSchema(
     version=200,
     tables=frozenset(
@@ -87,7 +91,8 @@ SCHEMA: Final = SQLiteSchema(
     statements=(
         """CREATE TABLE items (
             number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL,
-            kind TEXT NOT NULL, slot TEXT NOT NULL, replaces TEXT NOT NULL, source_run TEXT, source_version INTEGER,
+            kind TEXT NOT NULL, slot TEXT NOT NULL, replaces TEXT NOT NULL, follows TEXT NOT NULL,
+            imported_id TEXT NOT NULL, source_run TEXT, source_version INTEGER,
             session TEXT NOT NULL, place INTEGER NOT NULL, level INTEGER NOT NULL, valid_from REAL NOT NULL,
             valid_to REAL NOT NULL, recorded_at REAL NOT NULL, held INTEGER NOT NULL, labels TEXT NOT NULL,
             importance REAL NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL,
@@ -97,6 +102,7 @@ SCHEMA: Final = SQLiteSchema(
         "CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> ''",
         "CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> ''",
         "CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL",
+        _INDEX_OF_FOLLOWERS,
         _INDEX_OF_PROFILES,
         *_TEXT_TABLES,
         f"INSERT INTO text_terms VALUES ({TERMS_VERSION})",  # noqa: S608
@@ -117,6 +123,9 @@ SCHEMA: Final = SQLiteSchema(
             "ALTER TABLE items DROP COLUMN pairs",
             "ALTER TABLE items DROP COLUMN day",
             "ALTER TABLE items ADD COLUMN terms TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE items ADD COLUMN follows TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE items ADD COLUMN imported_id TEXT NOT NULL DEFAULT ''",
+            _INDEX_OF_FOLLOWERS,
             _INDEX_OF_PROFILES,
             *_TEXT_TABLES,
             "INSERT INTO text_terms VALUES (0)",  # the next transaction of the index writes them
@@ -124,7 +133,7 @@ SCHEMA: Final = SQLiteSchema(
     },
 )
 
-_INSERT: Final = f"INSERT INTO items ({COLUMNS}, terms, owner) VALUES (NULL, {', '.join('?' * 21)})"  # noqa: S608
+_INSERT: Final = f"INSERT INTO items ({COLUMNS}, terms, owner) VALUES (NULL, {', '.join('?' * 23)})"  # noqa: S608
 _INSERT_TEXT: Final = "INSERT INTO items_text (rowid, terms, owner) VALUES (?, ?, ?)"
 _DELETE_TEXT: Final = (
     "INSERT INTO items_text (items_text, rowid, terms, owner) "
@@ -176,14 +185,14 @@ class _ItemFile(DatabaseFile):
         added: list[MemoryItem] = []
         for item in items:
             if self._was_forgotten(item):
-                self._note_forgotten([item.id], with_words=True)
+                self._note_forgotten([item.id], [name_owner(item.namespace)], with_words=True)
             elif self.execute("SELECT 1 FROM items WHERE id = ?", (item.id,)).fetchone() is None:
                 added.append(self._insert(item))
         return added
 
     def _was_forgotten(self, item: MemoryItem) -> bool:
         sql = "SELECT 1 FROM forgotten_items WHERE id IN (SELECT value FROM json_each(?))"
-        if self.execute(sql, (json.dumps(name_notes(item)),)).fetchone() is not None:
+        if self.execute(sql, (json.dumps(find_notes(item)),)).fetchone() is not None:
             return True
         owner = name_owner(item.namespace)
         until = self.execute("SELECT until FROM forgotten_owners WHERE owner = ?", (owner,)).fetchone()
@@ -300,26 +309,34 @@ class _ItemFile(DatabaseFile):
     def newest_time(self) -> float:
         """Return the time of the newest record; minus infinity if there is none."""
         (newest,) = self.execute("SELECT max(recorded_at) FROM items").fetchone()
-        return -math.inf if newest is None else float(newest)
+        (until,) = self.execute("SELECT max(until) FROM forgotten_owners").fetchone()
+        return max(-math.inf if newest is None else newest, -math.inf if until is None else until + TICK_S)
+
+    def find_forgotten(self, ids: Collection[str]) -> list[str]:
+        """Return those of the ids whose items were forgotten."""
+        sql = "SELECT id FROM forgotten_items WHERE id IN (SELECT value FROM json_each(?))"
+        return [found for (found,) in self.execute(sql, (json.dumps([*ids]),)).fetchall()]
 
     def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
         """Delete items, and note their ids."""
         self._check_reach()
-        self._note_forgotten(ids, with_words=with_words)
+        sql = "SELECT id, owner FROM items WHERE id IN (SELECT value FROM json_each(?))"
+        owners = dict(self.execute(sql, (json.dumps([*ids]),)).fetchall())
+        self._note_forgotten(ids, [owners.get(each, "") for each in ids], with_words=with_words)
         count = self._delete("id IN (SELECT value FROM json_each(:ids))", {"ids": json.dumps([*ids])})
         self._record_deletion(proof(count))
         return count
 
-    def _note_forgotten(self, ids: Collection[str], *, with_words: bool) -> None:
-        notes = json.dumps([*ids, *(map(name_words, ids) if with_words else ())])
+    def _note_forgotten(self, ids: Collection[str], owners: Collection[str], *, with_words: bool) -> None:
+        notes = json.dumps(write_notes(zip(ids, owners, strict=True), NOTES_ON_WORDS if with_words else NOTES))
         self.execute("INSERT OR IGNORE INTO forgotten_items SELECT value FROM json_each(?)", (notes,))
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
-        """Delete the items that come from these runs, with their corrections, and note their ids."""
+        """Delete the items that come from these runs, with what corrects or ends them, and note their ids."""
         sql = (
             "WITH RECURSIVE found(id) AS (SELECT id FROM items WHERE source_run IN (SELECT value FROM json_each(?)) "
-            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '') "
-            "SELECT id FROM found"
+            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '' "
+            "OR i.follows = found.id AND i.follows <> '' AND i.valid_to < 9e999) SELECT id FROM found"
         )
         return self.forget([each for (each,) in self.execute(sql, (json.dumps([*run_ids]),)).fetchall()], proof)
 
@@ -337,6 +354,8 @@ class _ItemFile(DatabaseFile):
         """Delete all items of an owner, and note the hash of its name."""
         self._check_reach()
         owner = name_owner(namespace)
+        ids = [each for (each,) in self.execute("SELECT id FROM items WHERE owner = ?", (owner,)).fetchall()]
+        self._note_forgotten(ids, [owner] * len(ids), with_words=True)
         count = self._delete("owner = :owner", {"owner": owner})
         deletion = proof(count)
         self.execute(

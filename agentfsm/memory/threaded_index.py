@@ -74,7 +74,11 @@ class ItemTables(TransactionBackend, Protocol):
         ...
 
     def newest_time(self) -> float:
-        """Return the time of the newest record; minus infinity if there is none."""
+        """Return the time of the newest record, or just after the newest owner was forgotten; else minus infinity."""
+        ...
+
+    def find_forgotten(self, ids: Collection[str]) -> list[str]:
+        """Return those of the ids whose items were forgotten."""
         ...
 
     def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof], *, with_words: bool = False) -> int:
@@ -211,8 +215,12 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         return await self._run(lambda tables: tables.read(where, after, limit), writes=False)
 
     async def newest_time(self) -> float:
-        """Return the time of the newest record."""
+        """Return the time of the newest record, or just after an owner was forgotten."""
         return await self._run(lambda tables: tables.newest_time(), writes=False)
+
+    async def find_forgotten(self, ids: Collection[str]) -> Collection[str]:
+        """Return those of the ids whose items were forgotten."""
+        return await self._run(lambda tables: tables.find_forgotten(ids), writes=False)
 
     async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str, with_words: bool = False) -> int:
         """Delete items and their remains."""

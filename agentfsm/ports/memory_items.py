@@ -20,7 +20,6 @@ from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import (
-    COUNT_OR_ZERO,
     NAME,
     STRING,
     ValueRule,
@@ -35,7 +34,8 @@ from agentfsm.core.window_layers import WindowDemand, WindowLayers
 MAX_ITEM_CHARS: Final = 20_000
 MAX_DATA_CHARS: Final = 100_000
 
-_TIME: Final = ValueRule(fits=lambda value: is_number(value) and math.isfinite(value), wanted="seconds since 1970")
+# Seconds since 1970, in a range that is far from all times of people, and in which numbers have fractions of seconds.
+_TIME: Final = ValueRule(fits=lambda value: is_number(value) and abs(value) < 1e12, wanted="seconds since 1970")
 _TEXT: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and bool(value.strip()) and len(value) <= MAX_ITEM_CHARS,
     wanted=f"a text of 1 to {MAX_ITEM_CHARS:,} characters; split a longer one into several items",
@@ -44,10 +44,10 @@ _END: Final = ValueRule(
     fits=lambda value: is_number(value) and not math.isnan(value), wanted="seconds since 1970, or infinity"
 )
 LEVEL: Final = require_choice(*DATA_LEVELS)
-# Keys of the content of an item: the item that it confirms or ends, whose words it has; and the id that it had in the
-# memory from which it was imported.
-FOLLOWS: Final = "follows"
-IMPORTED_ID: Final = "imported_id"
+# Places in a session fit into a column of any database.
+_PLACE: Final = ValueRule(
+    fits=lambda value: type(value) is int and 0 <= value < 2**53, wanted="a whole number from 0 to 2**53"
+)
 
 
 class ItemKind(StrEnum):
@@ -123,6 +123,12 @@ class MemoryItem(Value):
     before this one was recorded.
     """
 
+    follows: str = attrs.field(default="", validator=STRING)
+    """Id of the item that this one confirms or ends, whose words it has; empty for none."""
+
+    imported_id: str = attrs.field(default="", validator=STRING)
+    """Id that the item had in the memory from which it was imported; empty if it was not imported."""
+
     source: ItemSource | None = None
     """Event from which the item was derived; None if it was given to the memory directly. Items with a source are
     rebuilt from the journals.
@@ -133,7 +139,7 @@ class MemoryItem(Value):
     session are found together more easily. Empty: it stands by itself.
     """
 
-    place: int = attrs.field(default=0, validator=COUNT_OR_ZERO)
+    place: int = attrs.field(default=0, validator=_PLACE)
     """Position in the session; 0 to let the index count."""
 
     labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
@@ -160,8 +166,12 @@ class MemoryItem(Value):
     @property
     def origins(self) -> frozenset[str]:
         """Ids of the items whose words this one has: itself, and those that it replaces, confirms or ends."""
-        named = (self.id, self.replaces, self.data.get(FOLLOWS), self.data.get(IMPORTED_ID))
-        return frozenset([each for each in named if each and isinstance(each, str)])
+        return frozenset(filter(None, (self.id, self.replaces, self.follows)))
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the item is there to end another one."""
+        return bool(self.follows) and math.isfinite(self.valid_to)
 
 
 @attrs.frozen(kw_only=True)
@@ -220,6 +230,7 @@ def write_item(item: MemoryItem) -> dict[str, Any]:
         "valid_from": item.valid_from,
         "valid_to": None if math.isinf(item.valid_to) else item.valid_to,
         "held": item.held,
+        "imported_id": item.imported_id,
         "data": dict(item.data),
     }
 
@@ -234,7 +245,8 @@ def read_item(fields: object, namespace: Namespace) -> MemoryItem:
         raise MisuseError(f"an item is an object, not {type(fields).__name__}")
     values = dict(fields)
     values.pop("source", None)
-    if unknown := values.keys() - attrs.fields_dict(MemoryItem).keys() | values.keys() & {"namespace", "replaces"}:
+    own = {"namespace", "replaces", "follows"}
+    if unknown := values.keys() - attrs.fields_dict(MemoryItem).keys() | values.keys() & own:
         raise MisuseError(f"an item has no {min(map(str, unknown))!r}")
     if missing := {"id", "text", "valid_from", "recorded_at"} - values.keys():
         raise MisuseError(f"{min(missing)!r} is missing")
@@ -349,8 +361,8 @@ class MemoryIndex(Protocol):
     async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
         """Add items in their order, durably and all or none.
 
-        An item whose id is known, or was forgotten, is left out, and so is one that replaces a forgotten item, or has
-        the words of one that was forgotten with its words.
+        An item whose id is known, or was forgotten, is left out, and so is one that replaces or ends a forgotten item,
+        confirms one that was forgotten with its words, or is an import of one of its owner.
 
         Returns:
             The items that are new, with their place.
@@ -379,13 +391,20 @@ class MemoryIndex(Protocol):
         ...
 
     async def newest_time(self) -> float:
-        """Return the time of the newest record, seconds since 1970; minus infinity if there is none."""
+        """Return the time of the newest record, or just after an owner was forgotten, seconds since 1970.
+
+        It is minus infinity if there is neither.
+        """
+        ...
+
+    async def find_forgotten(self, ids: Collection[str]) -> Collection[str]:
+        """Return those of the ids whose items were forgotten."""
         ...
 
     async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str, with_words: bool = False) -> int:
         """Delete items so that no byte of them remains, and keep their ids from being added again.
 
-        With `with_words`, items that confirm or end them are kept from it, too (`FOLLOWS`).
+        With `with_words`, items that confirm them are kept from it, too.
 
         Returns:
             The number of items deleted.
@@ -393,11 +412,15 @@ class MemoryIndex(Protocol):
         ...
 
     async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
-        """Delete all items of an owner, and keep those recorded up to `at` from being added again."""
+        """Delete all items of an owner, and keep them, and others recorded up to `at`, from being added again."""
         ...
 
     async def forget_sources(self, run_ids: Collection[str], *, at: float, by: str, reason: str) -> int:
-        """Delete the items of all owners that come from these runs, with their corrections; return their number."""
+        """Delete the items of all owners that come from these runs, with what corrects or ends them.
+
+        Returns:
+            The number of items deleted.
+        """
         ...
 
     async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:

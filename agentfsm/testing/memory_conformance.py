@@ -27,8 +27,6 @@ import pytest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label
 from agentfsm.ports.memory_items import (
-    FOLLOWS,
-    IMPORTED_ID,
     ItemFilter,
     ItemKind,
     ItemSource,
@@ -306,11 +304,11 @@ class MemoryIndexConformance:
         await index.add([build_item("a", "secret"), build_item("b", "open")])
         await index.forget(["a"], at=300.0, by="", reason="", with_words=True)
         await index.forget(["b"], at=300.0, by="", reason="")
-        again = build_item("a2", "secret", data={FOLLOWS: "a"}, recorded_at=301.0)
-        added = await index.add([again, build_item("b2", "open", data={FOLLOWS: "b"}, recorded_at=301.0)])
+        again = build_item("a2", "secret", follows="a", recorded_at=301.0)
+        added = await index.add([again, build_item("b2", "open", follows="b", recorded_at=301.0)])
         assert [item.id for item in added] == ["b2"]
-        last = build_item("a3", "secret", data={FOLLOWS: "a2"}, recorded_at=302.0)
-        assert [*await index.add([last, build_item("x", "secret", data={IMPORTED_ID: "a"})])] == []
+        last = build_item("a3", "secret", follows="a2", recorded_at=302.0)
+        assert [*await index.add([last, build_item("x", "secret", imported_id="a")])] == []
 
     async def test_items_that_were_corrected_are_read_on_request(self, index: MemoryIndex) -> None:
         """Beside those that took their place."""

@@ -147,7 +147,7 @@ def test_items_are_exported_and_imported(kept):
     told = kept("memory", "import", "ann.json", "--user", "ann", "--memory", "copies/new.db")
     assert told == f"imported {count} items\n"
     copied = json.loads(kept("memory", "export", "--user", "ann", "--memory", "copies/new.db", "--json"))
-    theirs = {each["data"].pop("imported_id"): each for each in copied["items"]}
+    theirs = {each["imported_id"]: {**each, "imported_id": ""} for each in copied["items"]}
     assert theirs == {
         each["id"]: {**each, "id": theirs[each["id"]]["id"], "source": None} for each in json.loads(exported)["items"]
     }

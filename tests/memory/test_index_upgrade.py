@@ -14,6 +14,9 @@ DROP TABLE items_words;
 DROP TABLE items_text;
 DROP TABLE text_terms;
 ALTER TABLE items DROP COLUMN terms;
+DROP INDEX items_followed;
+ALTER TABLE items DROP COLUMN follows;
+ALTER TABLE items DROP COLUMN imported_id;
 ALTER TABLE items ADD COLUMN pairs TEXT NOT NULL DEFAULT '';
 ALTER TABLE items ADD COLUMN day TEXT NOT NULL DEFAULT '';
 CREATE VIRTUAL TABLE items_text USING fts5 (
@@ -24,7 +27,8 @@ INSERT INTO items_text (items_text) VALUES ('rebuild');
 PRAGMA user_version = 100;
 """
 _POSTGRES_100 = (
-    "ALTER TABLE {s}.items DROP COLUMN terms; DROP TABLE {s}.text_terms; UPDATE {s}.layout SET version = 100; "
+    "ALTER TABLE {s}.items DROP COLUMN terms, DROP COLUMN follows, DROP COLUMN imported_id; "
+    "DROP TABLE {s}.text_terms; UPDATE {s}.layout SET version = 100; "
     "UPDATE {s}.items SET words = to_tsvector('simple', text)"
 )
 ITEMS = [

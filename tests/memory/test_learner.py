@@ -446,6 +446,44 @@ async def test_of_a_conversation_that_grows_the_rest_is_read(memory):
     assert await memory.add(CONVERSATION, user="ann", labels=["untrusted"]) == 3
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_conversation_that_was_forgotten_is_not_read_again(memory, store, whole):
+    """The program adds the whole chat after each turn: what came before is not even shown."""
+    ann = memory.for_(user="ann")
+    memory.model = model = ScriptedModel(LEARNED, json.dumps({"facts": []}))
+    await memory.add(CONVERSATION, user="ann", store=store)
+    items = [item.id for item in await ann.read()]
+    await (ann.forget_all(runs="delete", store=store) if whole else ann.forget(items))
+    assert await memory.add(CONVERSATION, user="ann", store=store) == 0
+    assert await memory.add([*CONVERSATION, {"role": "user", "content": "Bye"}], user="ann", store=store) == 1
+    assert "Porto" not in model.requests[-1].messages[0].text
+    assert "Porto" not in str(await ann.read())
+
+
+async def test_what_ended_an_item_goes_with_its_run(memory, store):
+    """It has the words of that item. What another run has confirmed was said there, and stays."""
+
+    def fact(text, action, item=1):
+        return json.dumps({"facts": [{"text": text, "action": action, "item": item}]})
+
+    for number, answer in enumerate([fact("Ann likes plums", "add", 0), fact("", "delete")]):
+        await report(store, id=f"r{number}")
+        await learn(store, memory, answer)
+    await Runs(store).delete("r0")
+    await memory.forget_deleted_runs(store)
+    assert "plums" not in str(await of_ann(memory).read(include_held=True))
+    assert "plums" not in str(await memory.index.get(await memory.index.find_forgotten(["r0"])))
+
+
+async def test_a_conversation_of_the_future_is_refused(memory):
+    """Such as milliseconds in place of seconds."""
+    memory.model = ScriptedModel()
+    with pytest.raises(MisuseError, match="in the future"):
+        await memory.add(CONVERSATION, user="ann", at=1_700_000_000_000.0)
+    with pytest.raises(MisuseError, match="the role"):
+        await memory.add([{"role": ["user"], "content": "x"}], user="ann")
+
+
 async def test_a_conversation_of_any_api(memory):
     """Of dicts and objects the texts of both sides are read; long words of a user are read whole, in parts."""
     parts = [{"type": "input_text", "text": "I work"}, {"type": "image"}, {"type": "input_text", "text": "in Porto"}]
