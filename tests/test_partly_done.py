@@ -138,7 +138,7 @@ async def test_a_run_that_was_created_is_named():
     """So that it is not started twice, under another id."""
     store = StoreFailingAt(MemoryStore())
     agent = make_clerk(store)
-    store.fail("read", 1)
+    store.fail("inbox", 1)
     with pytest.raises(PartlyDoneError, match="is in the store, and a worker executes it") as error:
         await agent.submit("go")
     [made] = await store.runs()
