@@ -307,3 +307,11 @@ def test_long_results_are_compared_by_samples():
 def test_a_history_without_a_reply_has_no_equal_calls():
     """A turn without one is that of a plan, for example."""
     assert count_equal_calls((), frozenset({"pay"})) == {}
+
+
+def test_a_message_of_the_system_ends_no_turn():
+    """Such as one in a history that was given; a message of the user does."""
+    recent, first = RecentTurns(), turn(1, "tool_A", content="same")
+    recent.may_loop([TASK, *first], frozenset(), Limits())
+    messages = [TASK, *first, SystemMessage(text="Be brief."), *turn(2, "tool_A", content="same")]
+    assert recent.may_loop(messages, frozenset(), Limits())

@@ -6,7 +6,7 @@ import pytest
 from agentfsm import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.calls import FailureRecord, OpenCall, Phase
 from agentfsm.core.messages import MessageOrigin
-from agentfsm.core.notes import MAX_NOTES, Note, describe_hidden_work, update_notes
+from agentfsm.core.notes import MAX_NOTES, Note, describe_hidden_effects, describe_hidden_work, update_notes
 from agentfsm.core.plans import PlanProgress
 from agentfsm.core.run import begin_run
 from agentfsm.planning import Plan, PlanStep
@@ -93,3 +93,15 @@ def test_steps_of_a_plan_are_repeated_with_their_results():
     assert failed == (FailureRecord(turn=0, source="pay", message="no money"),)
     dropped = attrs.evolve(plan, plan=None)
     assert describe_hidden_work({}, dropped, [PLAN_NOTE], []).splitlines()[3:-1] == lines[3:5]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"), [(Outcome.DONE, True), (Outcome.UNKNOWN, True), (Outcome.REJECTED, False)]
+)
+def test_a_hidden_effect_is_listed_unless_it_never_was(outcome, shown):
+    """A call that was refused had none, so nothing stands in the note."""
+    call = ToolCall(id="t1.0", name="pay", arguments="{}")
+    answer = ToolResult(call_id="t1.0", tool="pay", outcome=outcome, content="so")
+    text = describe_hidden_effects(["t1.0"], [AssistantMessage(calls=(call,)), answer], ((), 2))
+    assert ("- pay {}" in text) is shown
+    assert bool(text) is shown

@@ -21,6 +21,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import CallRecord, FailureRecord, Phase, find_last_turn, parse_arguments
 from agentfsm.core.inbox import Input
 from agentfsm.core.run import begin_run
+from agentfsm.core.run_facts import list_newest_results
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,
@@ -498,3 +499,10 @@ def test_a_call_is_found_by_an_id_that_was_not_made_here():
     calls = (attrs.evolve(call(), id="b.1"), attrs.evolve(call(), id="a.0"))
     run = thinking().apply(e.ToolsChosen(message=AssistantMessage(calls=calls)))
     assert [run.open_call(each.id).call for each in calls] == list(calls)
+
+
+def test_the_newest_results_of_a_history_of_results():
+    """A history that begins with results has them all."""
+    messages = (result("t1.0"), result("t1.1"))
+    run = attrs.evolve(begin_run(header()), messages=messages)
+    assert list_newest_results(run) == [*messages]

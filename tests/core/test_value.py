@@ -116,3 +116,8 @@ def test_a_cached_property_is_computed_once_for_each_value():
     assert call.canonical is call.canonical
     assert attrs.evolve(call, arguments="{}").canonical != call.canonical
     assert copy.deepcopy(call).canonical == call.canonical
+
+
+def test_a_cached_property_of_a_class_is_the_property():
+    """With the text that documents it."""
+    assert "canonical arguments" in AssistantMessage.signature.__doc__
