@@ -315,3 +315,12 @@ def test_a_message_of_the_system_ends_no_turn():
     recent.may_loop([TASK, *first], frozenset(), Limits())
     messages = [TASK, *first, SystemMessage(text="Be brief."), *turn(2, "tool_A", content="same")]
     assert recent.may_loop(messages, frozenset(), Limits())
+
+
+def test_turns_that_only_poll_with_other_words_are_none():
+    """Their calls do not count, and what they say differs."""
+    texts = ["Three of ten files are there by now.", "The machine has finished nine of them."]
+    turns = [turn(number, "poll", text=text) for number, text in enumerate(texts, 1)]
+    messages = [TASK, *(message for each in turns for message in each)]
+    recent = RecentTurns()
+    assert [recent.may_loop(messages[:end], frozenset({"poll"}), Limits()) for end in (3, 5)] == [False, False]
