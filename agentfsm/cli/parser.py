@@ -981,10 +981,14 @@ def _add_eval(add: AddParser) -> None:
         takes.add_argument("--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help=text)
     gate.add_argument("--calibration", metavar="FILE", help="calibration of the judge, to gate what it grades")
     new = _add_command(
-        sub, "eval_suites:add", text="make a case from a run, with secrets masked, and append it to a suite"
+        sub,
+        "eval_suites:make_case",
+        text="make a case from a run, with the results of its tools and secrets masked, and append it to a suite",
+        name="from-run",
     )
     _add_run_id(new)
-    new.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl; created if there is none")
+    text = "a file .yaml or .jsonl; created if there is none (default: %(default)s)"
+    new.add_argument("suite", metavar="SUITE", nargs="?", default="regressions.yaml", help=text)
     report = _add_command(sub, "eval_suites:report", text="show a result, and write it as JUnit or HTML")
     calibrate = _add_command(
         sub, "eval_suites:calibrate_judge", text="compare the grades of a judge with labels of people", name="calibrate"

@@ -1,6 +1,6 @@
 """Evaluate agents: cases with several turns and valid paths, repeated runs, and comparisons that may be undecided."""
 
-from agentfsm.evals.case import Case, ExpectedCall, SimulatedUser, Suite, Turn
+from agentfsm.evals.case import Case, ExpectedCall, SimulatedUser, Suite, ToolFixture, Turn
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
@@ -28,6 +28,7 @@ __all__ = [
     "RunScorer",
     "SimulatedUser",
     "Suite",
+    "ToolFixture",
     "Turn",
     "TurnResult",
     "add_case",

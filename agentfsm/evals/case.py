@@ -17,7 +17,19 @@ from agentfsm.agents.extras import read_history
 from agentfsm.agents.validation import as_roles, to_plain_json
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import short_hash
-from agentfsm.core.messages import JSON, AudioPart, FilePart, ImagePart, Message, Part, TextPart, UserMessage
+from agentfsm.core.labels import Label
+from agentfsm.core.messages import (
+    JSON,
+    AudioPart,
+    ErrorType,
+    FilePart,
+    ImagePart,
+    Message,
+    Outcome,
+    Part,
+    TextPart,
+    UserMessage,
+)
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.evals.run_checks import Expectation, as_expectations
@@ -44,6 +56,44 @@ class ExpectedCall(Value):
         """Return whether a call is the expected one."""
         wanted = self.arguments or {}
         return tool == self.tool and all(name in arguments and arguments[name] == wanted[name] for name in wanted)
+
+
+def _as_labels(given: Iterable[str]) -> tuple[Label, ...]:
+    return tuple(map(Label, given))
+
+
+@attrs.frozen(kw_only=True)
+class ToolFixture(Value):
+    """The result of a tool call, which the speed "recorded" gives in place of the tool."""
+
+    tool: str = attrs.field(validator=NAME)
+    """Name of the tool."""
+
+    arguments: Mapping[str, JSON] = attrs.field(factory=dict)
+    """Arguments of the call, all of them: another call has no result."""
+
+    content: str = attrs.field(validator=STRING)
+    """The result, as the model reads it."""
+
+    outcome: Outcome = attrs.field(default=Outcome.DONE, converter=Outcome)
+    """Outcome of the call."""
+
+    error_type: ErrorType | None = attrs.field(default=None, converter=attrs.converters.optional(ErrorType))
+    """Reason of a failure, for programs; None if there is none."""
+
+    labels: tuple[Label, ...] = attrs.field(default=(), converter=_as_labels)
+    """Labels of the result, for guards."""
+
+
+def _as_fixtures(given: Iterable[ToolFixture | Mapping[str, Any]] | None) -> tuple[ToolFixture, ...] | None:
+    if given is None:
+        return None
+    try:
+        return tuple([each if isinstance(each, ToolFixture) else ToolFixture(**each) for each in given])
+    except (TypeError, ValueError) as error:
+        raise MisuseError(
+            f'Case(fixtures=...): give results such as {{"tool": "look", "arguments": {{}}, "content": "7"}} ({error})'
+        ) from None
 
 
 # A path: groups of calls in their order. The calls of one group may come in any order.
@@ -420,6 +470,11 @@ class Case(Value):
 
     recorded: str = attrs.field(default="", validator=STRING)
     """Id of the run that the case was made from, for the speeds "replay" and "recorded"; empty if there is none."""
+
+    fixtures: tuple[ToolFixture, ...] | None = attrs.field(default=None, converter=_as_fixtures)
+    """Results of tools for the speed "recorded"; equal calls get theirs in order. So the suite needs no run in the
+    store. None: those of the run `recorded`.
+    """
 
     def __attrs_post_init__(self) -> None:
         first, *rest = self.all_turns or (None,)

@@ -108,8 +108,11 @@ async def evaluate(
     _SPEED.check("evaluate", "speed", speed)
     POSITIVE.or_none().check("evaluate", "usd", usd)
     cases = suite if isinstance(suite, Suite) else Suite(suite)
-    if speed != "live" and (bare := [case.id for case in cases if not case.recorded]):
-        raise MisuseError(f'speed="{speed}" needs cases made from runs (agentfsm eval add), and {bare[0]!r} is not')
+    bare = [case.id for case in cases if not case.recorded and (speed == "replay" or case.fixtures is None)]
+    if speed != "live" and bare:
+        raise MisuseError(
+            f'speed="{speed}" needs cases made from runs (agentfsm eval from-run), and {bare[0]!r} is not'
+        )
     runs = 1 if speed == "replay" else runs
     chooser: Any = target if hasattr(target, "choose") and hasattr(target, "arms") else None
     agents = _list_agents(target, chooser)
@@ -318,7 +321,7 @@ class _Runner:
             run_id = f"{self._derive_id(case)}-{repeat}"
             agent, options = await self._choose(case, run_id)
             if self.speed == "recorded":
-                recording = await Recording.of_run(agent, case.recorded)
+                recording = await Recording.of_case(agent, case)
                 agent = recording.attach(agent)
             async with open_memory(agent, case) as opened:
                 talk = Conversation(
@@ -392,7 +395,7 @@ class _Runner:
         for agent in self.agents:
             header = agent.start(text, user=case.user).header
             agents += [header.agent, header.agent_version, attrs.asdict(header.fingerprint)]
-        recorded = case.recorded if self.speed == "recorded" else ""
+        recorded = [case.recorded, str(case.fixtures or "")] if self.speed == "recorded" else ""
         facts = [*agents, case.id, text, recorded, self.label, *case.list_facts()]
         return f"eval-{short_hash(json.dumps(facts, sort_keys=True, default=str), RUN_ID_DIGITS)}"
 

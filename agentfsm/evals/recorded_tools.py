@@ -19,35 +19,54 @@ from agentfsm.tools.tool import Tool
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
     from agentfsm.core.run import Run
+    from agentfsm.evals.case import Case, ToolFixture
 
 # Text of the result of a call that was not recorded. `list_missing` finds such calls in the journal by it.
 NOT_RECORDED: Final = "This call was not recorded, so it has no result."
 
 
+def list_results(run: Run[Any]) -> list[tuple[ToolCall, ToolResult]]:
+    """Return the calls that a run made itself, with their results; those that were skipped left out.
+
+    Raises:
+        MisuseError: if the run made calls as steps of a plan, which no model repeats.
+    """
+    if run.plan is not None:
+        raise MisuseError(f"run {run.id} has a plan, whose steps cannot be played back: evaluate the case live")
+    own = run.messages[run.own_start :]
+    calls = {call.id: call for each in own if isinstance(each, AssistantMessage) for call in each.calls}
+    results = [each for each in own if isinstance(each, ToolResult) and each.outcome is not Outcome.SKIPPED]
+    return [(calls[each.call_id], each) for each in results]
+
+
+def _as_return(result: ToolResult | ToolFixture, **parts: Any) -> ToolReturn:
+    return ToolReturn(
+        outcome=result.outcome, content=result.content, error_type=result.error_type, labels=result.labels, **parts
+    )
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Recording:
-    """Results of the tool calls of a run, by tool and arguments."""
+    """Results of the tool calls of a case, by tool and arguments."""
 
-    results: dict[tuple[str, str], list[ToolResult]]
+    results: dict[tuple[str, str], list[ToolReturn]]
     """Results of equal calls, in their order. After the last one, it is given again."""
 
     @classmethod
-    async def of_run(cls, agent: Agent[Any], run_id: str) -> Recording:
-        """Read the results of a run in the agent's store.
+    async def of_case(cls, agent: Agent[Any], case: Case) -> Recording:
+        """Return the fixtures of a case, or else the results of its run in the agent's store.
 
         Raises:
             RunNotFoundError: if the store has no such run.
             MisuseError: if the run made calls as steps of a plan, which no model repeats.
         """
-        run = await agent.runs.load(run_id)
-        if run.plan is not None:
-            raise MisuseError(f"run {run_id} has a plan, whose steps cannot be played back: evaluate the case live")
-        results: dict[tuple[str, str], list[ToolResult]] = defaultdict(list)
-        own = run.messages[run.own_start :]
-        calls = {call.id: call for each in own if isinstance(each, AssistantMessage) for call in each.calls}
-        for each in own:
-            if isinstance(each, ToolResult) and each.outcome is not Outcome.SKIPPED:
-                results[each.tool, calls[each.call_id].canonical].append(each)
+        results: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
+        if case.fixtures is None:
+            for call, result in list_results(await agent.runs.load(case.recorded)):
+                results[call.name, call.canonical].append(_as_return(result, parts=result.parts))
+        for each in case.fixtures or ():
+            call = ToolCall(id="", name=each.tool, arguments=json.dumps(each.arguments))
+            results[each.tool, call.canonical].append(_as_return(each))
         return cls(results=dict(results))
 
     def attach(self, agent: Agent[Any]) -> Agent[Any]:
@@ -67,14 +86,7 @@ class Recording:
             results = rest.get((tool.name, text), [])
             if not results:
                 return ToolReturn(outcome=Outcome.FAILED, content=NOT_RECORDED, error_type=ErrorType.UNKNOWN_TOOL)
-            found = results.pop(0) if len(results) > 1 else results[0]
-            return ToolReturn(
-                outcome=found.outcome,
-                content=found.content,
-                error_type=found.error_type,
-                parts=found.parts,
-                labels=found.labels,
-            )
+            return results.pop(0) if len(results) > 1 else results[0]
 
         given: dict[str, Arguments] = {}  # for the rules about a call that read its arguments
 

@@ -8,6 +8,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +16,16 @@ import attrs
 
 from agentfsm._lib.plugins import require_extra
 from agentfsm._lib.shared_files import change_file
+from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.json_text import map_leaves
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.validation import SHARE, shorten_repr
 from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
+from agentfsm.evals.recorded_tools import list_results
 from agentfsm.evals.results import PASSED
 from agentfsm.evals.scorers import OutcomeScorer
 from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
@@ -131,25 +135,56 @@ def _build_case(data: object, file: Path, number: int) -> Case:
 
 
 def describe_run(run: Run[Any]) -> dict[str, Any]:
-    """Return a case made from a run, as plain data: its input, calls and answer, with likely secrets masked.
+    """Return a case made from a run, as plain data, with likely secrets masked.
 
-    The calls and turns of the run are the path and the maximum, so edit them where another way is as good.
+    It has the conversation that the run continues, its input, user, roles and tenant, its calls and turns as the path
+    and the maximum, its answer, and the results of its tools as fixtures. A run with a plan has no fixtures.
 
     Raises:
-        MisuseError: if the run is not over, continues another one, or its input is more than a text.
+        MisuseError: if the run is not over, or its input or a result is more than a text.
     """
     header = run.header
     if not run.is_over:
         raise MisuseError(f"run {run.id} is not over: make a case of a run that is")
-    if header.after is not None or header.session is not None or header.history:
-        raise MisuseError(f"run {run.id} continues a conversation, which a case does not have: choose another run")
     texts = [part.text for part in header.prompt if isinstance(part, TextPart)]
-    if len(texts) != len(header.prompt):
-        raise MisuseError(f"the input of run {run.id} is not only text: write the case in Python")
-    calls = [call.name for call in run.calls if call.outcome is not Outcome.SKIPPED]
-    answer = mask_sensitive(run.answer) if run.stop_reason == "completed" else ""
-    case = {"id": run.id, "input": mask_sensitive("\n".join(texts)), "paths": [calls], "max_steps": max(run.turn, 1)}
-    return {**case, **({"answer": answer} if answer else {}), "recorded": run.id}
+    results = list_results(run) if run.plan is None else []
+    if len(texts) != len(header.prompt) or any(result.parts for _call, result in results):
+        raise MisuseError(f"the input or a result of run {run.id} is not only text: write the case in Python")
+    before = run.messages[: run.own_start]
+    who = {"user": header.user, "roles": [*header.roles], "tenant": header.tenant}
+    fixtures = [
+        {
+            "tool": call.name,
+            "arguments": parse_arguments(call),
+            "content": result.content,
+            "outcome": str(result.outcome),
+            "error_type": result.error_type and str(result.error_type),
+            "labels": [*map(str, result.labels)],
+        }
+        for call, result in results
+    ]
+    case = {
+        "id": run.id,
+        **({"messages": import_module("agentfsm.models.openai.conversion").to_openai(before)} if before else {}),
+        "input": "\n".join(texts),
+        **{name: value for name, value in who.items() if value},
+        "paths": [[call.name for call in run.calls if call.outcome is not Outcome.SKIPPED]],
+        "max_steps": max(run.turn, 1),
+        **({"answer": run.answer} if run.stop_reason == "completed" and run.answer else {}),
+        "recorded": run.id,
+        **(
+            {}
+            if run.plan
+            else {"fixtures": [{k: v for k, v in each.items() if v or k == "content"} for each in fixtures]}
+        ),
+    }
+    names = {"id", "recorded", "paths"}  # of the store and of the program, which are no personal data
+    masked: dict[str, Any] = {name: value if name in names else _mask(value) for name, value in case.items()}
+    return masked
+
+
+def _mask(value: Any) -> Any:
+    return map_leaves(value, lambda leaf, _name: mask_sensitive(leaf) if isinstance(leaf, str) else leaf)
 
 
 def add_case(path: str | Path, data: Mapping[str, Any]) -> Suite:

@@ -72,12 +72,15 @@ def test_a_suite_is_run(here):
 def test_a_case_is_made_of_a_run(here):
     """And replayed, and evaluated with recorded tools."""
     run_id = here.run("app:shopper", "What does tea cost?")
-    assert here("eval", "add", run_id, "suite.jsonl").startswith("suite.jsonl has 1 case; look at ")
+    assert here("eval", "from-run", run_id, "suite.jsonl").startswith("suite.jsonl has 1 case; look at ")
     assert json.loads((here.folder / "suite.jsonl").read_text(encoding="utf-8"))["paths"] == [["get_price"]]
+    assert here("eval", "from-run", run_id).startswith("regressions.yaml has 1 case")
+    words = ("eval", "run", "regressions.yaml", "app:shopper", "--speed", "recorded", "--store", "other.db")
+    assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
     for speed in ("replay", "recorded"):
         words = ("eval", "run", "suite.jsonl", "app:shopper", "--speed", speed, "--runs", "2")
         assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
-    here("eval", "add", run_id, "suite.jsonl", code=2)
+    here("eval", "from-run", run_id, "suite.jsonl", code=2)
     assert "two cases with the id" in here.err
 
 

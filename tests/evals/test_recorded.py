@@ -65,14 +65,36 @@ async def test_a_case_of_a_run(shop, tmp_path):
         assert (tmp_path / name).read_text(encoding="utf-8") == before
 
 
-async def test_runs_that_make_no_case(shop):
-    """One that is not over, and one of a conversation."""
+async def test_a_run_that_is_not_over_makes_no_case(shop):
+    """Its path is not known."""
     agent, _paid, _asked = shop
     with pytest.raises(MisuseError, match="is not over"):
         describe_run(await agent.run("Buy tea."))
-    quick = agent.with_(model=FunctionModel(lambda _request: "Hello."))
-    with pytest.raises(MisuseError, match="continues a conversation"):
-        describe_run(await quick.run("Hello.", session="s"))
+
+
+async def test_a_case_has_its_fixtures(shop, tmp_path):
+    """So a suite is evaluated without the run and its store: conversation, user and results are in the file."""
+    agent, paid, _asked = shop
+    chat = agent.with_(model=FunctionModel(lambda _request: "Hello."))
+    first = await chat.run(f"I am Ann, and my key is {MASKED}.", session="s", user="ann", roles=["buyer"])
+    run = await agent.run("Buy tea.", session="s", user="ann", roles=["buyer"], id="real")
+    await agent.approve(run.id, run.pending[0].call_id)
+    data = describe_run(await agent.resume(run.id))
+    assert (first.answer, data["user"], data["roles"]) == ("Hello.", "ann", ["buyer"])
+    assert [each["role"] for each in data["messages"]] == ["user", "assistant"]
+    assert data["fixtures"][0] == {"tool": "look", "arguments": {"item": "tea"}, "content": "7", "outcome": "done"}
+    add_case(tmp_path / "s.yaml", data)
+    assert MASKED not in (tmp_path / "s.yaml").read_text(encoding="utf-8")
+    [case] = load_suite(tmp_path / "s.yaml")
+    elsewhere = Agent(agent.model, tools=agent.tools, name="shop")
+    found = await evaluate(elsewhere, [case], runs=1, speed="recorded")
+    assert (found.mean(), found.mean("tool_path"), found.results[0].findings) == (1, 1, ())
+    assert paid == [7]
+    played = await elsewhere.load(found.results[0].run_id)
+    assert [each.outcome for each in played.calls] == ["done", "failed", "done"]
+    assert played.messages[0].text.startswith("I am Ann, and my ")
+    with pytest.raises(MisuseError, match=r"Case\(fixtures=\.\.\.\): give results such as"):
+        Case(input="a", fixtures=[{"tool": "look"}])
 
 
 async def test_replay_calls_nothing(shop):

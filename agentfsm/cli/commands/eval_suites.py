@@ -188,7 +188,7 @@ def _load_calibration(path: str) -> JudgeCalibration:
         raise MisuseError(f"{path} is not a calibration (agentfsm eval calibrate): {error}") from None
 
 
-def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+def make_case(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Make a case from a run, and append it to a suite."""
     store = open_existing_store(args.store)
     data = describe_run(run_in_store(store, lambda: Runs(store).load(args.id)))
