@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from agentfsm.core.validation import COUNT, NOT_NEGATIVE, POSITIVE, SECONDS, ValueRule
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, POSITIVE, SECONDS, SHARE, ValueRule
 from agentfsm.ports.stored import RATING
 from agentfsm.tools.schema.arguments import check_object
 
@@ -177,6 +177,12 @@ def parse_seconds(text: str) -> float:
 def parse_seconds_or_zero(text: str) -> float:
     """Parse a number of seconds, 0 or more."""
     return _parse(text, float, NOT_NEGATIVE)
+
+
+def parse_share(text: str) -> float:
+    """Parse a share, as 5% or 0.05."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
+    return _parse(number, lambda given: float(given) / (100 if is_percent else 1), SHARE)
 
 
 def parse_usd(text: str) -> float:

@@ -25,6 +25,7 @@ from agentfsm.cli.argument_types import (
     parse_rating,
     parse_seconds,
     parse_seconds_or_zero,
+    parse_share,
     parse_since,
     parse_threshold,
     parse_time,
@@ -39,7 +40,11 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.stores.home import DEFAULT_STORE, HOME_FOLDER
+from agentfsm.evals.comparison import WORSE_BY
+from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
+from agentfsm.evals.rubric_judge import VOTES
+from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
+from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
 
 AddParser = Callable[..., argparse.ArgumentParser]
@@ -959,18 +964,7 @@ def _add_eval(add: AddParser) -> None:
         help="recorded: tools answer from the recorded runs; replay: nothing is called (default: %(default)s)",
     )
     run.add_argument("--label", default="", help="distinguishes evaluations of one version; others are continued")
-    run.add_argument(
-        "--parallel",
-        metavar="N",
-        type=parse_count,
-        default=EVALUATIONS_PARALLEL,
-        help="runs at a time (default: %(default)s)",
-    )
-    run.add_argument(
-        "--usd", metavar="AMOUNT", type=parse_usd, help="US dollars that all of it may cost; an estimate is shown first"
-    )
     run.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
-    run.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
     compare = _add_command(sub, "eval_suites:compare_results", text="compare two results, case by case", name="compare")
     compare.add_argument("before", metavar="BEFORE", help="the baseline's result")
     compare.add_argument("after", metavar="AFTER", help="the candidate's result")
@@ -989,12 +983,33 @@ def _add_eval(add: AddParser) -> None:
     _add_run_id(new)
     text = "a file .yaml or .jsonl; created if there is none (default: %(default)s)"
     new.add_argument("suite", metavar="SUITE", nargs="?", default="regressions.yaml", help=text)
+    text = "grade answers of stored runs with a judge, each once by a rubric, and record the grades as feedback"
+    grade = _add_command(sub, "eval_suites:grade", text=text)
+    grade.add_argument("--judge", metavar="MODEL", required=True, help="the model that grades, of another family")
+    text = "a sentence that holds of a good answer; may be given several times (default: the judge's criteria)"
+    grade.add_argument("--rubric", metavar="TEXT", action="append", help=text)
+    grade.add_argument("--votes", metavar="N", type=parse_count, default=VOTES, help="votes (default: %(default)s)")
+    grade.add_argument("--own-family", action="store_true", help="allow a judge of the model family of the runs")
+    grade.add_argument(
+        "--since", metavar="TIME", type=parse_since, default=0.0, help="runs that ended then or later, such as 1d"
+    )
+    grade.add_argument(
+        "--sample", metavar="SHARE", type=parse_share, default=1.0, help="share of the runs, such as 5%% (default: all)"
+    )
+    grade.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
     report = _add_command(sub, "eval_suites:report", text="show a result, and write it as JUnit or HTML")
     calibrate = _add_command(
         sub, "eval_suites:calibrate_judge", text="compare the grades of a judge with labels of people", name="calibrate"
     )
     calibrate.add_argument("--metric", default="judge", help="name of the judge (default: %(default)s)")
     calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
+    for takes in (run, grade):
+        takes.add_argument(
+            "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
+        )
+        text = "US dollars that all of it may cost; an estimate is shown first"
+        takes.add_argument("--usd", metavar="AMOUNT", type=parse_usd, help=text)
+        takes.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
     for takes in (gate, report, calibrate):
         takes.add_argument("result", metavar="RESULT", help="a result that `eval run --out` wrote")
     calibrate.add_argument("labels", metavar="LABELS", help="JSON Lines with run and label, from 0 to 1")

@@ -3,6 +3,7 @@
 from agentfsm.evals.case import Case, ExpectedCall, SimulatedUser, Suite, ToolFixture, Turn
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
+from agentfsm.evals.online import grade_stored
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
@@ -37,6 +38,7 @@ __all__ = [
     "evaluate",
     "evaluate_prompt",
     "gate",
+    "grade_stored",
     "load_suite",
     "no_question",
     "not_called",

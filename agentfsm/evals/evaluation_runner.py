@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import Parameter, isawaitable, signature
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
 import attrs
@@ -45,6 +45,8 @@ PARALLEL: Final = 8
 RUN_ID_DIGITS: Final = 16
 # Part of a limit in US dollars by which sums of floating-point numbers may exceed it.
 ROUNDING: Final = 1e-9
+
+T = TypeVar("T")
 
 Speed: TypeAlias = Literal["live", "recorded", "replay"]
 _SPEED: Final = require_choice("live", "recorded", "replay")
@@ -125,8 +127,8 @@ async def evaluate(
         _log.info("%d cases are evaluated, for %s", len(jobs), stated)
         if on_estimate is not None:
             on_estimate(expected)
-    purse = None if usd is None else _Purse(limit=usd, jobs=len(jobs), expected=expected)
-    results = await _execute_all(runner, jobs, parallel, purse, on_result)
+    purse = None if usd is None else Purse(limit=usd, jobs=len(jobs), expected=expected)
+    results = await execute_all(lambda job: runner.evaluate_once(*job), jobs, parallel, purse, on_result)
     return Evaluation(
         suite=cases.name,
         agent=agents[0].name,
@@ -168,7 +170,7 @@ async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | No
 
 
 @attrs.define(eq=False)
-class _Purse:
+class Purse:
     """The US dollars of an evaluation: what was spent, and what the cases in progress are likely to cost."""
 
     limit: float
@@ -254,14 +256,14 @@ def _wrap_function(function: Callable[..., Any]) -> Agent[Any]:
     return Agent(FunctionModel(reply), name=getattr(function, "__name__", type(function).__name__))
 
 
-async def _execute_all(
-    runner: _Runner,
-    jobs: list[tuple[Case, int]],
+async def execute_all(
+    act: Callable[[T], Awaitable[CaseResult]],
+    jobs: Sequence[T],
     parallel: int,
-    purse: _Purse | None,
+    purse: Purse | None,
     on_result: Callable[[CaseResult], None] | None,
 ) -> list[CaseResult]:
-    """Execute all jobs, and return their results in order. The first error ends the others and is raised.
+    """Execute a function with all jobs, and return the results in order. The first error ends all, and is raised.
 
     If the purse is empty, those in progress are finished first, and then an error is raised.
     """
@@ -275,9 +277,9 @@ async def _execute_all(
                 if purse is not None:
                     purse.end()
                 return
-            index, (case, repeat) = job
+            index, given = job
             try:
-                found[index] = await runner.evaluate_once(case, repeat)
+                found[index] = await act(given)
                 if purse is not None:
                     purse.settle(found[index])
             except AgentError as error:

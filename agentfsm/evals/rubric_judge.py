@@ -120,7 +120,7 @@ class RubricJudge(Value):
         Raises:
             MisuseError: if the judge is of the agent's model family.
         """
-        self._check_family(graded.agent)
+        self._check_family(graded.run)
         if graded.run.state is not State.DONE:
             return Grade(0.0, "there is no answer")
         rubric = self.rubric if graded.case.rubric is None else graded.case.rubric
@@ -157,7 +157,7 @@ class RubricJudge(Value):
             MisuseError: if the judge is of an agent's model family, or a run has no answer.
         """
         for each in (first, second):
-            self._check_family(each.agent)
+            self._check_family(each.run)
             if each.run.state is not State.DONE:
                 raise MisuseError(f"run {each.run.id} has no answer to compare")
         order = Random(f"{first.run.id} {second.run.id}")  # noqa: S311  the same order when it is repeated
@@ -198,11 +198,11 @@ class RubricJudge(Value):
         usd = add_usd(judge.cost(run).usd for run in votes)
         return [run.answer if run.state is State.DONE else "" for run in votes], usd
 
-    def _check_family(self, agent: Agent[Any]) -> None:
-        family = find_family(self.model.name)
-        if not self.own_family and family == find_family(agent.model.name):
+    def _check_family(self, run: Run[Any]) -> None:
+        family, model = find_family(self.model.name), run.header.fingerprint.model
+        if not self.own_family and family == find_family(model):
             raise MisuseError(
-                f"the judge {self.model.name} and the agent's model {agent.model.name} are of one family, and a judge "
+                f"the judge {self.model.name} and the agent's model {model} are of one family, and a judge "
                 "favours answers like its own: take another model, or RubricJudge(..., own_family=True)"
             )
 
@@ -237,7 +237,8 @@ def _describe_task(graded: GradedRun) -> dict[str, Any]:
 def _describe_conversation(graded: GradedRun) -> dict[str, Any]:
     """Return the conversation with its calls, results and sources; nothing if it is one text and its answer."""
     entries: list[dict[str, Any]] = []
-    for message in (message for run in graded.runs for message in run.messages[run.own_start :]):
+    first, *rest = graded.runs  # the first has what was said before the case began
+    for message in [*first.messages, *[message for run in rest for message in run.messages[run.own_start :]]]:
         match message:
             case UserMessage():
                 entries.append({"note" if message.is_note else "user": message.text})
@@ -253,7 +254,7 @@ def _describe_conversation(graded: GradedRun) -> dict[str, Any]:
                 if len(text) > MAX_RESULT_CHARS:
                     text = f"{text[:MAX_RESULT_CHARS]} [...] ({len(text) - MAX_RESULT_CHARS:,} characters are left out)"
                 entries.append({"result_of": message.tool, "outcome": str(message.outcome), "content": text})
-    is_plain = len(entries) == 2 and not graded.case.history and {*entries[1]} == {"assistant"}
+    is_plain = len(entries) == 2 and {*entries[1]} == {"assistant"}
     return {} if is_plain else {"conversation": entries}
 
 

@@ -39,7 +39,7 @@ class StoredRun(Value):
 
 @attrs.frozen(kw_only=True)
 class Feedback(Value):
-    """A person's opinion of a run. It is stored beside the journal, so it may come after the end of the run."""
+    """The opinion of a person or a judge on a run. It is stored beside the journal, and may come after the end."""
 
     rating: int = attrs.field(validator=RATING)
     """The rating, from 1 (bad) to 5 (good)."""
@@ -48,7 +48,7 @@ class Feedback(Value):
     """The reasons, up to 10,000 characters."""
 
     by: str = attrs.field(default="", validator=STRING)
-    """Name of the person; empty if not given."""
+    """Name of the person or the judge; empty if not given."""
 
     at: float = attrs.field(default=0.0, validator=_MOMENT)
     """Time of the feedback, seconds since 1970 by the store's clock."""

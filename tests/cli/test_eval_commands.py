@@ -7,6 +7,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from agentfsm.evals import CaseResult, Evaluation, Grade
+from agentfsm.testing import LocalServer, say
 
 SUITE = """
 name: prices
@@ -149,3 +150,32 @@ def test_reports(here, results):
     assert "38 more cases would decide" in (here.folder / "few.html").read_text(encoding="utf-8")
     assert "http" not in page
     assert "<script" not in page
+
+
+def test_stored_runs_are_graded(here, monkeypatch):
+    """With a rubric in words; the grades are feedback, and a second time there is nothing to grade."""
+    run_id = here.run("app:shopper", "What does tea cost?")
+    vote = json.dumps({"criterion": {"reason": "a bare number", "score": 3}})
+    with LocalServer(lambda _body: say(vote)) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        words = (
+            "eval",
+            "grade",
+            "--judge",
+            "openai:judging",
+            "--rubric",
+            "It is kind.",
+            "--votes",
+            "1",
+            "--since",
+            "1d",
+        )
+        out = here(*words, "--sample", "100%", "--out", "graded.json")
+        assert out.startswith("1 run graded, mean 50.0%, ")
+        assert here.err == f"{run_id} 50%: criterion: a bare number\n"
+        assert here.json(*words)["results"] == []
+    assert "feedback 3/5 by judge judging " in here("show", run_id)
+    assert Evaluation.load(here.folder / "graded.json").mean("judge") == 0.5
+    here(*words, "--sample", "120%", code=2)
+    assert "'120' is not valid: give a share" in here.err

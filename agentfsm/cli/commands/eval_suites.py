@@ -20,7 +20,18 @@ from agentfsm.cli.resolve.agent_target import is_target, load_target
 from agentfsm.cli.resolve.run_lookup import resolve_agent_or_rollout, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
-from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
+from agentfsm.evals import (
+    SCORERS,
+    Evaluation,
+    RubricJudge,
+    Suite,
+    add_case,
+    calibrate,
+    compare,
+    evaluate,
+    gate,
+    grade_stored,
+)
 from agentfsm.evals.comparison import Conclusion
 from agentfsm.evals.release_gate import GateDecision, append_history, find_below_floors, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
@@ -199,6 +210,43 @@ def make_case(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(
             f"{args.suite} has {format_count(len(suite), 'case')}; look at {data['id']}: its path is that of the run"
         )
+    return ExitCode.DONE
+
+
+def grade(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Grade stored runs with a judge, and record the grades as feedback."""
+    rubric = {} if args.rubric is None else {"rubric": args.rubric}
+    judge = RubricJudge(args.judge, votes=args.votes, own_family=args.own_family, **rubric)
+    store = open_existing_store(args.store)
+
+    def show(result: CaseResult) -> None:
+        found = result.grades[judge.name]
+        value = "not scored" if found.value is None else f"{found.value:.0%}"
+        terminal.err(f"{result.run_id} {value}{f': {found.reason}' if found.reason else ''}"[:300])
+
+    found = run_in_store(
+        store,
+        lambda: grade_stored(
+            store,
+            judge,
+            since=args.since,
+            sample=args.sample,
+            agent=args.agent,
+            usd=args.usd,
+            parallel=args.parallel,
+            on_result=show,
+        ),
+    )
+    if args.out is not None:
+        found.save(args.out)
+    mean, interval = found.mean(judge.name), find_interval(found, judge.name)
+    if terminal.json:
+        terminal.document({"mean": mean, **found.to_dict()})
+        return ExitCode.DONE
+    about = "" if mean is None else f", mean {mean:.1%}"
+    about += "" if interval is None else f" (95 %: {interval[0]:.1%} to {interval[1]:.1%})"
+    usd = "unknown price" if found.judge_usd is None else f"${found.judge_usd:.4f}"
+    terminal.out(f"{format_count(len(found.results), 'run')} graded{about}, {usd}")
     return ExitCode.DONE
 
 
