@@ -9,7 +9,7 @@ from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
 from agentfsm.evals.run_checks import RunCheck, no_question, not_called
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, TurnResult
-from agentfsm.evals.suite_files import add_case, evaluate_prompt, load_suite
+from agentfsm.evals.suite_files import add_case, evaluate_prompt, evaluate_prompts, load_suite
 
 __all__ = [
     "SCORERS",
@@ -37,6 +37,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_prompt",
+    "evaluate_prompts",
     "gate",
     "grade_stored",
     "load_suite",

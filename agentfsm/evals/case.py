@@ -6,7 +6,6 @@ import json
 import mimetypes
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -33,6 +32,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.evals.run_checks import Expectation, as_expectations
+from agentfsm.prompts.assertions import load_function
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -157,21 +157,8 @@ def _as_tags(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _load_function(given: Any, field: str) -> Any:
-    """Return what is given, or for a text the function that it names as module:function."""
-    if not isinstance(given, str):
-        return given
-    module, colon, name = given.partition(":")
-    if not colon:
-        raise MisuseError(f"Case({field}={given!r}): name a function as module:function")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise MisuseError(f"Case({field}={given!r}) cannot be loaded: {error}") from error
-
-
 def _as_world_check(given: WorldCheck | str | None) -> WorldCheck | None:
-    found: WorldCheck | None = _load_function(given, "check")
+    found: WorldCheck | None = load_function(given, "Case(check")
     return found
 
 
@@ -255,7 +242,7 @@ NextTurn: TypeAlias = Callable[["Run[Any] | None"], "Turn | str | Awaitable[Turn
 
 def _as_turns(given: Iterable[object] | SimulatedUser | NextTurn | str) -> tuple[Turn | SimulatedUser | NextTurn, ...]:
     if isinstance(given, str) or callable(given):
-        return (_load_function(given, "turns"),)
+        return (load_function(given, "Case(turns"),)
     if isinstance(given, SimulatedUser | Mapping) or not isinstance(given, Iterable):
         return (_as_turn(given),)
     return tuple(map(_as_turn, given))

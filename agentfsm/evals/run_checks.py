@@ -83,22 +83,5 @@ def _as_expectation(data: Any) -> Expectation:
             return not_called(tool)
         case {"not_called": [*tools], **rest} if not rest:
             return not_called(*tools)
-    if callable(data) and not isinstance(data, ReplyCheck | type):
-        return _wrap_function(data)
     [check] = as_checks([data])
     return check
-
-
-def _wrap_function(function: Callable[[str], object]) -> ReplyCheck:
-    name = getattr(function, "__name__", type(function).__name__)
-
-    def find(reply: str, _count: object) -> str | None:
-        try:
-            found = function(reply)
-        except Exception as error:
-            raise MisuseError(f"the check {name} raised {type(error).__name__}: {error}") from error
-        if isinstance(found, bool | str):
-            return None if found is True else found or "it does not hold"
-        raise MisuseError(f"the check {name} returned {type(found).__name__}: return True, False or a reason")
-
-    return ReplyCheck(name=name, find=find)

@@ -7,7 +7,7 @@ import io
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ import attrs
 
 from agentfsm._lib.plugins import require_extra
 from agentfsm._lib.shared_files import change_file
+from agentfsm.agents.extras import resolve_model
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.json_text import map_leaves
@@ -26,13 +27,16 @@ from agentfsm.core.validation import SHARE, shorten_repr
 from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
 from agentfsm.evals.recorded_tools import list_results
-from agentfsm.evals.results import PASSED
-from agentfsm.evals.scorers import OutcomeScorer
+from agentfsm.evals.rubric_judge import GOOD, RubricJudge
+from agentfsm.evals.scorers import OutcomeScorer, RunScorer
 from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
 from agentfsm.prompts.evaluation import PASS_RATE
+from agentfsm.prompts.template import RenderedPrompt
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
+    from agentfsm.evals.results import CaseResult
+    from agentfsm.ports.model import Model
 
 _FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
 # Columns of CSV whose cells are numbers, and those that are lists of words.
@@ -224,6 +228,7 @@ async def evaluate_prompt(
     *,
     runs: int = RUNS,
     pass_rate: float = PASS_RATE,
+    judge: RubricJudge | None = None,
     label: str = "",
     parallel: int = PARALLEL,
 ) -> PromptReport:
@@ -235,26 +240,28 @@ async def evaluate_prompt(
         prompt: The prompt.
         runs: Runs of each test, 1 or more; replies of models vary.
         pass_rate: Pass rate that each test needs, above 0 and up to 1.
+        judge: Judge of the tests that have a rubric; a grade of 0.75 or more passes. None: no test may have one.
         label: As in `evaluate`: tests with the same agent, prompt and label are not run again.
         parallel: Maximum of runs at a time, 1 or more.
 
     Raises:
-        MisuseError: if the prompt has no tests, or a test lacks a value; nothing was run.
+        MisuseError: if the prompt has no tests, or a test lacks a value or a judge; nothing was run.
         AgentError: as `evaluate`.
     """
     SHARE.check("evaluate_prompt", "pass_rate", pass_rate)
-    if not prompt.tests:
-        raise MisuseError(f"prompt {prompt.name} {prompt.version} has no tests: add [[tests]] to its front matter")
-    texts = [prompt.render(**test.values) for test in prompt.tests]  # all of them before the first request
+    texts = _render_tests(prompt, judge)
     tests, at = [], ""
     for test, text in zip(prompt.tests, texts, strict=True):
-        case = Case(id=test.name, input=test.input or str(text), expect=test.checks)
+        rubric = test.rubric or None
+        case = Case(id=test.name, input=test.input or str(text), expect=test.checks, rubric=rubric)
+        scorers: list[RunScorer] = [OutcomeScorer()] if rubric is None or judge is None else [OutcomeScorer(), judge]
         tested = agent.with_(instructions=text if test.input else "")
         found = await evaluate(
-            tested, [case], runs=runs, scorers=[OutcomeScorer()], label=f"{label}{prompt.reference}", parallel=parallel
+            tested, [case], runs=runs, scorers=scorers, label=f"{label}{prompt.reference}", parallel=parallel
         )
-        failures = Counter(each.grades[PASSED].reason for each in found.results if not each.passed)
-        passed = sum(each.passed for each in found.results)
+        reasons = [_find_reason(each) for each in found.results]
+        failures = Counter(reason for reason in reasons if reason is not None)
+        passed = reasons.count(None)
         tests.append(PromptTestResult(name=test.name, runs=runs, passed=passed, failures=dict(failures)))
         at = found.at
     return PromptReport(
@@ -265,4 +272,53 @@ async def evaluate_prompt(
         at=at,
         tests=tuple(tests),
         pass_rate=pass_rate,
+    )
+
+
+def _render_tests(prompt: PromptTemplate, judge: RubricJudge | None) -> list[RenderedPrompt]:
+    """Return the texts of all tests of a prompt, before the first request."""
+    place = f"prompt {prompt.name} {prompt.version}"
+    if not prompt.tests:
+        raise MisuseError(f"{place} has no tests: add [[tests]] to its front matter")
+    if judge is None and (graded := next((test.name for test in prompt.tests if test.rubric), None)):
+        raise MisuseError(f"{place}: the test {graded!r} has a rubric: give judge=RubricJudge(...), or --judge MODEL")
+    return [prompt.render(**test.values) for test in prompt.tests]
+
+
+def _find_reason(result: CaseResult) -> str | None:
+    """Return the reason why a run fails its test, by a check or the judge; None if it passes."""
+    for grade in result.grades.values():
+        if grade.value is None or grade.value < GOOD:
+            return grade.reason or "it is not good enough"
+    return None
+
+
+async def evaluate_prompts(
+    agent: Agent[Any],
+    prompts: Iterable[PromptTemplate],
+    models: Iterable[Model | str],
+    **options: Any,
+) -> tuple[PromptReport, ...]:
+    """Run the tests of several prompts, or versions of one, with several models each, as `evaluate_prompt` does.
+
+    Args:
+        agent: The agent, with which the models take turns.
+        prompts: The prompts.
+        models: The models, or their names.
+        options: Further arguments of `evaluate_prompt`.
+
+    Returns:
+        A report for each prompt and model: all models of the first prompt, then those of the next.
+
+    Raises:
+        MisuseError: as `evaluate_prompt`; if any prompt is wrong, nothing was run.
+        AgentError: as `evaluate`.
+    """
+    given, resolved = tuple(prompts), [resolve_model(model) for model in models]
+    if not given or not resolved:
+        raise MisuseError("evaluate_prompts(agent, prompts, models): give one prompt and one model or more")
+    for prompt in given:
+        _render_tests(prompt, options.get("judge"))
+    return tuple(
+        [await evaluate_prompt(agent.with_(model=model), prompt, **options) for prompt in given for model in resolved]
     )

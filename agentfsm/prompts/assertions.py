@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -168,6 +169,44 @@ def fits_schema(schema: Mapping[str, Any]) -> ReplyCheck:
     return ReplyCheck(name="fits_schema", find=find)
 
 
+def function(given: Callable[[str], object] | str) -> ReplyCheck:
+    """Return the check of a function of the reply, which returns True, or False or the reason why it fails.
+
+    Args:
+        given: The function, or its name as "module:function".
+    """
+    check: Callable[[str], object] = load_function(given, "function")
+    name = getattr(check, "__name__", type(check).__name__)
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        try:
+            found = check(reply)
+        except Exception as error:
+            raise MisuseError(f"the check {name} raised {type(error).__name__}: {error}") from error
+        if isinstance(found, bool | str):
+            return None if found is True else found or "it does not hold"
+        raise MisuseError(f"the check {name} returned {type(found).__name__}: return True, False or a reason")
+
+    return ReplyCheck(name=name, find=find)
+
+
+def load_function(given: Any, place: str) -> Any:
+    """Return what is given, or for a text the function that it names as module:function.
+
+    Raises:
+        MisuseError: if there is not such a function; `place` says where it was given.
+    """
+    if not isinstance(given, str):
+        return given
+    module, colon, name = given.partition(":")
+    if not colon:
+        raise MisuseError(f"{place}={given!r}: name a function as module:function")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise MisuseError(f"{place}={given!r} cannot be loaded: {error}") from error
+
+
 _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
     "has_field": has_field,
     "field_in": field_in,
@@ -178,11 +217,12 @@ _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
     "matches": matches,
     "not_matches": not_matches,
     "fits_schema": fits_schema,
+    "function": function,
 }
 
 
 def as_checks(given: Iterable[object]) -> tuple[ReplyCheck, ...]:
-    """Convert the checks of a test: made by a function, or as they stand in the front matter of a prompt."""
+    """Convert checks: made by the functions of this module, functions of the reply, or as they are in front matter."""
     return tuple(map(_as_check, given))
 
 
@@ -195,6 +235,8 @@ def _as_check(data: object) -> ReplyCheck:
             return json_valid()
         case dict() if len(data) == 1 and (name := next(iter(data))) in _MAKERS:
             return _MAKERS[name](data[name])
+    if callable(data) and not isinstance(data, type):
+        return function(data)
     wanted = f"'json_valid', or a table with one of {', '.join(_MAKERS)}"
     raise MisuseError(f"the check {shorten_repr(data)}: give {wanted}, for example {{has_field = 'tool_name'}}")
 

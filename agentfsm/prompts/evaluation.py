@@ -87,6 +87,16 @@ class PromptReport(Value):
     """Pass rate that each test needs."""
 
     @property
+    def rate(self) -> float:
+        """Pass rate of all runs of all tests, from 0 to 1."""
+        return sum(test.passed for test in self.tests) / sum(test.runs for test in self.tests)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Interval of `rate` with a confidence of 95 % (Wilson), about these tests alone."""
+        return wilson_interval(sum(test.passed for test in self.tests), sum(test.runs for test in self.tests))
+
+    @property
     def passed(self) -> bool:
         """Whether each test reached the pass rate."""
         return all(test.rate >= self.pass_rate for test in self.tests)

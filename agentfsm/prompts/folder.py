@@ -1,7 +1,7 @@
 """Prompts in a folder: a file for each version, and a log of activations.
 
 A prompt is `NAME/VERSION.md` or `NAME/VERSION.txt`. It begins with its front matter, which is TOML between two lines
-of `+++`. Files with other names, such as README.md, are not prompts.
+of `+++`; a file .txt may be the text alone. Files with other names, such as README.md, are not prompts.
 
 Source: document F, 6.2.
 """
@@ -23,11 +23,12 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NAME, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.prompts.evaluation import PromptReport
-from agentfsm.prompts.template import PromptTemplate, is_version, version_key
+from agentfsm.prompts.template import PromptTemplate, VariableKind, is_version, list_placeholders, version_key
 
 ACTIVATIONS: Final = "activations.jsonl"
 RESULTS: Final = "results.jsonl"
-_SUFFIXES: Final = {".md", ".txt"}
+_PLAIN: Final = ".txt"
+_SUFFIXES: Final = {".md", _PLAIN}
 _FENCE: Final = "+++"
 _KEYS: Final = frozenset(
     field.name for field in attrs.fields(PromptTemplate) if field.init and not field.name.startswith("_")
@@ -61,13 +62,18 @@ class Activation(Value):
 
 
 def read_prompt(path: Path) -> PromptTemplate:
-    """Read a prompt from its file.
+    """Read a prompt from its file. A file .txt without front matter is the text alone, whose variables are untrusted.
 
     Raises:
         MisuseError: if the file is not a valid prompt, or its front matter names another prompt or version.
     """
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     ends = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
+    name, version = path.parent.name, path.stem.removeprefix("v")
+    if path.suffix == _PLAIN and lines[0].rstrip() != _FENCE:
+        text = "\n".join(lines).strip()
+        variables = dict.fromkeys(list_placeholders(text), VariableKind.UNTRUSTED)
+        return PromptTemplate(name=name, version=version, text=text, variables=variables)
     if len(ends) < 2 or ends[0] != 0:
         raise MisuseError(f"it has no front matter: begin the file with TOML between two lines of {_FENCE}")
     try:
@@ -76,7 +82,6 @@ def read_prompt(path: Path) -> PromptTemplate:
         raise MisuseError(f"the front matter is not TOML: {error}") from None
     if unknown := sorted(fields.keys() - _KEYS):
         raise MisuseError(f"unknown keys {', '.join(unknown)} in the front matter; valid: {', '.join(sorted(_KEYS))}")
-    name, version = path.parent.name, path.stem.removeprefix("v")
     if fields.setdefault("name", name) != name:
         raise MisuseError(f"name = {fields['name']!r}, but the folder is {name!r}: give both the same name")
     if version_key(str(fields.setdefault("version", version))) != version_key(version):

@@ -31,6 +31,12 @@ _HEADING: Final = re.compile(r"#+\s+(.*)|(.*(?:rules|constraints|principles|规�
 _RULES: Final = re.compile(r"rule|constraint|principle|规则|约束|原则", re.IGNORECASE)
 _ITEM: Final = re.compile(r"\s*(?:[-*•]|\d+[.)、])\s*\S")
 _BAN: Final = re.compile(r"\b(?:never|do not|don't|must not|may not|cannot)\b|禁止|不要|不得|不能", re.IGNORECASE)
+# What makes a rule of an item of a list that stands below no heading of rules.
+_ORDER: Final = re.compile(
+    rf"{_BAN.pattern}|\b(?:always|must|should|shall|only|avoid|make sure|ensure|required?)\b"
+    r"|必须|应当|应该|总是|只能|务必|避免|确保",
+    re.IGNORECASE,
+)
 _SENTENCE: Final = re.compile(r"(?:[.;。；!！?？]\s|\n)")  # noqa: RUF001  Chinese ends sentences so
 _EXIT: Final = re.compile(
     r"\b(?:clarif\w+|refus\w+|declin\w+|escalat\w+|ask (?:the|a|for|back)|say so|(?:do not|don't) know|[\"']none[\"'])"
@@ -124,12 +130,17 @@ def _literals(prompt: PromptTemplate) -> str:
 
 
 def _check_rules(prompt: PromptTemplate) -> Iterator[tuple[Severity, str]]:
-    rules, is_rules = 0, False
-    for line in _literals(prompt).splitlines():
-        if heading := _HEADING.fullmatch(line.strip()):
+    rules, is_rules, items = 0, False, list[str]()
+    for line in [*_literals(prompt).splitlines(), "# End"]:
+        heading = _HEADING.fullmatch(line.strip())
+        if _ITEM.match(line) and heading is None:
+            items.append(line)
+        elif heading is not None or (line.strip() and not line[0].isspace()):  # the list is over
+            if is_rules or sum(_ORDER.search(item) is not None for item in items) * 2 > len(items):
+                rules += len(items)
+            items = []
+        if heading is not None:
             is_rules = _RULES.search(heading[0]) is not None
-        elif is_rules and _ITEM.match(line):
-            rules += 1
     if rules > MAX_RULES:
         message = "models forget the middle of a long list: keep the most important, the critical ones first and last"
         yield "warning", f"{rules} rules, more than {MAX_RULES}; {message}"

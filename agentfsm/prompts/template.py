@@ -59,6 +59,12 @@ _BRACES: Final = re.compile(r"\\\{\{|\{\{\s*([A-Za-z_]\w*)\s*\}\}|\{\{", re.ASCI
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
+def list_placeholders(text: str) -> list[str]:
+    """Return the names of the variables that a text uses, in order, without the examples."""
+    names = [found[1] for found in _BRACES.finditer(text) if found[1] and found[1] != EXAMPLES]
+    return [*dict.fromkeys(names)]
+
+
 class LayerKind(StrEnum):
     """Layer of a prompt, in reading order. Only CONTEXT is elastic, all others are fixed: they are never shortened."""
 
@@ -136,6 +142,13 @@ class Variable(Value):
         return fence_untrusted(value) if self.kind is VariableKind.UNTRUSTED else value
 
 
+def _as_sentences(given: str | Sequence[str]) -> tuple[str, ...]:
+    sentences = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(each, str) and each.strip() for each in sentences):
+        raise MisuseError(f"rubric={shorten_repr(given)}: give a sentence that holds of a good reply, or several")
+    return sentences
+
+
 @attrs.frozen(kw_only=True)
 class PromptTest(Value):
     """A test of a prompt: values for its variables, and checks of the reply."""
@@ -149,8 +162,15 @@ class PromptTest(Value):
     input: str = attrs.field(default="", validator=STRING)
     """User message that follows the prompt; empty: the prompt itself is sent as user message."""
 
-    checks: tuple[ReplyCheck, ...] = attrs.field(converter=as_checks)
-    """Checks that the reply has to pass."""
+    checks: tuple[ReplyCheck, ...] = attrs.field(default=(), converter=as_checks)
+    """Checks that the reply has to pass: made by functions such as `contains`, or functions of the reply."""
+
+    rubric: tuple[str, ...] = attrs.field(default=(), converter=_as_sentences)
+    """Sentences that hold of a good reply, for a judge; empty: no judge is asked."""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.checks and not self.rubric:
+            raise MisuseError(f"the test {self.name!r} has neither checks nor a rubric: add one")
 
 
 class RenderedPrompt(str):

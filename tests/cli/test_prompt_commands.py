@@ -80,6 +80,22 @@ def test_the_tests_of_a_prompt(here, prompts, monkeypatch):
     assert (old["passed"], new["passed"]) == (False, None)
 
 
+def test_a_matrix(here, prompts, monkeypatch):
+    """Versions times models, as a table of pass rates with their intervals."""
+    from agentfsm.testing import LocalServer, say  # noqa: PLC0415
+
+    with LocalServer(lambda body: say("{}" if body["model"] == "gpt-4o" else "no")) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        models = ("--model", "openai:gpt-4o", "--model", "openai:other")
+        words = ("prompts", "test", "router@1.0", "router@1.0.0", *models, "--runs", "4")
+        lines = here(*words, code=1).splitlines()
+        assert here.json(*words, code=1)["passed"] is False
+    assert lines[0] == "router@1.0 with gpt-4o"
+    assert lines[-2].split() == ["gpt-4o", "other"]
+    assert lines[-1].split() == "router@1.0 100% (51% to 100%) 0% (0% to 49%)".split()
+
+
 def test_the_doctor_reads_prompts(here, prompts):
     """Findings are advice; a folder that cannot be read is broken."""
     report = here.json("doctor", "--prompts", "prompts")

@@ -202,6 +202,23 @@ def test_two_files_of_one_version(folder):
         Prompts(folder)["billing"]
 
 
+def test_a_plain_folder_is_read(tmp_path):
+    """As in document F: `vX.Y.txt` without front matter, whose variables are data from outside."""
+    (tmp_path / "router").mkdir()
+    for version in ("v1.0", "v1.1", "v2.0"):
+        text = f'Version {version}. {{{{tools}}}} Answer {{"tool": "x"}}. {{{{question}}}}'
+        (tmp_path / "router" / f"{version}.txt").write_text(text)
+    (tmp_path / "router" / "changelog.md").write_text("# Changes")
+    prompts = Prompts(tmp_path)
+    assert [each.version for each in prompts.versions("router")] == ["1.0", "1.1", "2.0"]
+    rendered = prompts["router"].render(tools="search", question="{{tools}}")
+    assert rendered.startswith("Version v2.0. (data from outside")
+    assert '{"tool": "x"}' in rendered
+    assert rendered.count("search") == 1
+    prompts.activate("router", "1.1", **WHO)
+    assert prompts["router"].version == "1.1"
+
+
 @pytest.mark.parametrize(
     ("front", "message"),
     [
@@ -214,6 +231,8 @@ def test_two_files_of_one_version(folder):
         ('[[tests]]\nname = "x"\nchecks = ["is_nice"]', "the check 'is_nice': give 'json_valid'"),
         ('[[tests]]\nname = "x"\nchecks = [{field_in = "a"}]', "one field with the values"),
         ('[[tests]]\nnam = "x"\nchecks = []', "nam"),
+        ('[[tests]]\nname = "x"', "has neither checks nor a rubric"),
+        ('[[tests]]\nname = "x"\nchecks = [{function = "os:nope"}]', "cannot be loaded"),
         ('text = "x"', "unknown keys text"),
     ],
 )

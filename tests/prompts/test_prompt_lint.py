@@ -34,6 +34,16 @@ def test_too_many_rules(heading):
     assert message.startswith("8 rules, more than 7")
 
 
+def test_rules_without_a_heading():
+    """A list whose items say what is to be done is one of rules, also if nothing stands above it."""
+    items = ["Always greet.", "You must be brief.", "Do not lie.", "Never guess.", "Name a source."] * 2
+    [message] = messages(prompt(f"{EXIT}\n\n" + "\n".join(f"- {each}" for each in items)))
+    assert message.startswith("10 rules, more than 7")
+    [message] = messages(prompt(f"{EXIT}\n" + "\n".join(f"{n}. 必须做第 {n} 件事" for n in range(1, 9))))
+    assert message.startswith("8 rules")
+    assert messages(prompt(f"{EXIT}\nCities:\n" + "\n".join(f"- City {n}" for n in range(20)))) == []
+
+
 @tool
 def remove_records(query: str) -> str:
     """Deletes records matching the query."""
