@@ -93,7 +93,7 @@ def test_a_matrix(here, prompts, monkeypatch):
         assert here.json(*words, code=1)["passed"] is False
     assert lines[0] == "router@1.0 with gpt-4o"
     assert lines[-2].split() == ["gpt-4o", "other"]
-    assert lines[-1].split() == "router@1.0 100% (51% to 100%) 0% (0% to 49%)".split()
+    assert lines[-1].split() == ["router@1.0", "100%", "(51%", "to", "100%)", "0%", "(0%", "to", "49%)"]
 
 
 def test_the_doctor_reads_prompts(here, prompts):
