@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm._lib.plugins import require_extra
+from agentfsm.agents.extras import read_history
 from agentfsm.core.calls import parse_arguments
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.evals.conversation import PURPOSE
 
 if TYPE_CHECKING:
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
 def as_solver(agent: Agent[Any], *, deps: Any = None) -> Any:
     """Return a solver of Inspect: `Task(dataset, solver=as_solver(agent), scorer=includes())`. Needs agentfsm[inspect].
 
-    Each sample is a run in the agent's store, which asks the agent's own model. The log of Inspect has its messages,
-    tokens and, in the metadata of the sample, its id. A run that has no answer gives an empty one, with the reason.
+    Each sample is a run in the agent's store, which asks the agent's own model. It has the messages of the sample: its
+    system messages follow the agent's instructions, and the conversation before the last message of the user is its
+    history. So the solver may stand behind others, and twice in a chain. The log of Inspect has the run's messages, its
+    tokens, which count in the limits of the task, and, in the metadata of the sample, its id. A run that has no answer
+    gives an empty one, with the reason.
 
     Args:
         agent: The agent.
@@ -30,24 +35,60 @@ def as_solver(agent: Agent[Any], *, deps: Any = None) -> Any:
         solvers: Any = import_module("inspect_ai.solver")
 
     async def solve(state: Any, _generate: Any) -> Any:
-        run = await agent.run(state.input_text, id=f"inspect-{state.uuid}", deps=deps, purpose=PURPOSE)
         models: Any = import_module("inspect_ai.model")
-        usage = agent.cost(run).usage
+        given, asked, system = list(state.messages), agent, list[Any]()
+        if isinstance(agent.instructions, str):  # otherwise the system messages stay in the history
+            system = [each for each in given if each.role == "system"]
+            texts = [agent.instructions, *[each.text for each in system]]
+            asked = agent.with_(instructions="\n\n".join(filter(None, texts))) if system else agent
+        said = await models.messages_to_openai([each for each in given if each not in system])
+        messages = read_history(said) if said else ()
+        if not messages or not isinstance(messages[-1], UserMessage):
+            raise MisuseError(
+                "the last message of the sample is not the user's: put user_message(...) before the agent"
+            )
+        run = await asked.run(
+            messages[-1].parts,
+            messages=messages[:-1],
+            id=f"inspect-{state.uuid}-{len(given)}",
+            deps=deps,
+            purpose=PURPOSE,
+        )
         is_done = run.state is State.DONE
-        state.messages.extend(_convert_messages(run, models))
-        state.output = models.ModelOutput.from_content(
+        output = models.ModelOutput.from_content(
             agent.model.name,
             run.answer if is_done else "",
             error=None if is_done else f"{run.stop_reason or 'waiting'}: {run.stop_message}",
         )
-        state.output.usage = models.ModelUsage(
-            input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, total_tokens=usage.tokens
+        usage = agent.cost(run).usage
+        cached = usage.cached_tokens + usage.cache_write_tokens
+        output.usage = models.ModelUsage(
+            input_tokens=usage.input_tokens - cached,
+            output_tokens=usage.output_tokens,
+            total_tokens=usage.tokens,
+            input_tokens_cache_read=usage.cached_tokens or None,
+            input_tokens_cache_write=usage.cache_write_tokens or None,
+            reasoning_tokens=usage.reasoning_tokens or None,
+            total_cost=usage.cost_usd,
         )
+        state.messages.extend(_convert_messages(run, models))
         state.metadata["agentfsm_run"] = run.id
-        state.completed = True
+        state.output = output
+        await _build_model(models, agent.model.name, output).generate(given)  # what Inspect counts are requests
         return state
 
     return solvers.solver(name=f"agentfsm/{agent.name}")(lambda: solve)()
+
+
+def _build_model(models: Any, name: str, output: Any) -> Any:
+    """Return a model of Inspect that replies with what a run came to, so that its tokens are in the log and limits."""
+
+    class RunModel(models.ModelAPI):  # type: ignore[misc]
+        async def generate(self, *_given: Any, **_named: Any) -> Any:
+            return output
+
+    models.modelapi(name="agentfsm")(lambda: RunModel)
+    return models.get_model(f"agentfsm/{name}", memoize=False)
 
 
 def _convert_messages(run: Run[Any], models: Any) -> list[Any]:
