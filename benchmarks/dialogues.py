@@ -68,13 +68,18 @@ class Call:
 
 @attrs.frozen
 class Dialogue:
-    """A recorded dialogue: the initial state of its objects, and its calls in order."""
+    """A recorded dialogue: the initial state of its objects, and what the user says, with the calls that follow."""
 
     id: str
     config: Mapping[str, Any]
     owners: Sequence[str]
     is_long: bool
-    calls: Sequence[Call]
+    turns: Sequence[tuple[str, Sequence[Call]]]
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls in order."""
+        return [call for _text, calls in self.turns for call in calls]
 
 
 @attrs.define
@@ -104,8 +109,10 @@ def dialogues() -> Iterator[Dialogue]:
         answers = {each["id"]: each["ground_truth"] for each in map(json.loads, truths)}
         for given in map(json.loads, lines):
             owners = given["involved_classes"]
-            calls = [read_call(text, owners) for turn in answers[given["id"]] for text in turn]
-            yield Dialogue(given["id"], given["initial_config"], owners, name == "long_context", calls)
+            said = ["\n".join(each["content"] for each in turn) for turn in given["question"]]
+            calls = [[read_call(text, owners) for text in turn] for turn in answers[given["id"]]]
+            turns = [*zip(said, calls, strict=True)]
+            yield Dialogue(given["id"], given["initial_config"], owners, name == "long_context", turns)
 
 
 def read_call(text: str, owners: Sequence[str]) -> Call:

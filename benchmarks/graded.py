@@ -1,9 +1,10 @@
 """`python -m benchmarks graded [RUNS]`: the dialogues of a public benchmark as a suite, and models with known faults.
 
 The data are the multi-turn dialogues of the Berkeley Function Calling Leaderboard, with its classes as tools, as in
-`benchmarks dialogues`: `pip install --no-deps bfcl-eval mpmath`. A case has the recorded calls with their arguments as
-its path, and as its check the final state of the objects, as the benchmark itself grades. The models make the recorded
-calls, except for faults at a known rate. So the table shows which aspect sees which fault, and how a gate decides.
+`benchmarks dialogues`: `pip install --no-deps bfcl-eval mpmath`. A case is the conversation: each text of the user is a
+turn, with the recorded calls that follow it as its path, and the check is the final state of the objects, as the
+benchmark itself grades. The models make the recorded calls, except for faults at a known rate. So the table shows which
+aspect sees which fault, and how a gate decides.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import anyio
 
-from agentfsm import Agent, Limits, Run, RunContext, ToolResult
+from agentfsm import Agent, Limits, Run, RunContext, ToolResult, UserMessage
 from agentfsm.context import AllTools
-from agentfsm.evals import Case, Suite, evaluate, gate
+from agentfsm.evals import Case, Suite, Turn, evaluate, gate
 from agentfsm.ports.model import Request, to_mutable_json
 from agentfsm.testing.models import FunctionModel, Line, say
 from agentfsm.testing.models import call as make_call
@@ -24,7 +25,7 @@ from agentfsm.tools.tool import Tool, make_tool
 from benchmarks.dialogues import Call, Dialogue, build_objects, dialogues, do_call, run_in_order, state_of
 
 # Probability of a fault in each call.
-FAULT = 0.05
+FAULT = 0.1
 FAULTS: Mapping[str, Callable[[list[Call], int], list[Call]]] = {
     "none": lambda calls, _at: calls,
     "none, again": lambda calls, _at: calls,
@@ -50,24 +51,34 @@ def build_case(dialogue: Dialogue) -> Case:
     def check(_run: Run, objects: Mapping[str, Any]) -> bool | str:
         return {owner: state_of(one) for owner, one in objects.items()} == final or "another final state"
 
-    path = [{"tool": each.tool, "arguments": {"arguments": dict(each.arguments)}} for each in dialogue.calls]
-    return Case(id=dialogue.id, input=dialogue.id, paths=[path], check=check, max_steps=len(path) + 1)
+    paths = [
+        [{"tool": each.tool, "arguments": {"arguments": dict(each.arguments)}} for each in calls]
+        for _text, calls in dialogue.turns
+    ]
+    turns = [Turn(text, paths=[path]) for (text, _calls), path in zip(dialogue.turns, paths, strict=True)]
+    whole = [each for path in paths for each in path]
+    return Case(id=dialogue.id, turns=turns, paths=[whole], check=check, max_steps=len(whole) + len(turns))
 
 
 def build_model(known: Mapping[str, Dialogue], fault: str, seed: int) -> FunctionModel:
     """Return a model that makes the recorded calls one by one, with faults that differ between runs."""
-    chance, scripts = Random(seed), dict[int, tuple[object, list[Call]]]()
+    chance, scripts = Random(seed), dict[str, list[list[Call]]]()
 
     def think(request: Request) -> Line | str:
-        prompt = request.messages[0]
-        if id(prompt) not in scripts:  # the same object in all turns of a run; kept, so that its id stays its own
-            calls = list(known[prompt.text].calls)
-            for at in range(len(calls) - 1, -1, -1):
-                if chance.random() < FAULT:
-                    calls = FAULTS[fault](calls, at)
-            scripts[id(prompt)] = prompt, calls
-        calls = scripts[id(prompt)][1]
-        done = sum(isinstance(each, ToolResult) for each in request.messages)
+        assert request.run is not None
+        which = request.run.header.metadata["eval"]
+        script = scripts.get(f"{which['case']} {which['repeat']}")
+        if script is None:
+            script = scripts[f"{which['case']} {which['repeat']}"] = []
+            for _text, recorded in known[which["case"]].turns:
+                calls = list(recorded)
+                for at in range(len(calls) - 1, -1, -1):
+                    if chance.random() < FAULT:
+                        calls = FAULTS[fault](calls, at)
+                script.append(calls)
+        said = [at for at, each in enumerate(request.messages) if isinstance(each, UserMessage)]
+        calls, done = script[len(said) - 1], len(request.messages) - said[-1] - 1
+        done = sum(isinstance(each, ToolResult) for each in request.messages[-done:]) if done else 0
         if done == len(calls):
             return "Done."
         return say("", make_call(calls[done].tool, arguments=dict(calls[done].arguments)))
@@ -81,7 +92,8 @@ async def grade(runs: int) -> None:
     tools = {call.tool: build_tool(call) for each in known.values() for call in each.calls}
     suite = Suite([build_case(each) for each in known.values()], name="bfcl")
     base = None
-    print(f"{len(suite)} dialogues, {runs} runs each, a fault in {FAULT:.0%} of the calls")
+    said = sum(len(each.turns) for each in known.values())
+    print(f"{len(suite)} dialogues with {said} turns, {runs} runs each, a fault in {FAULT:.0%} of the calls")
     print(f"{'fault':<20}{'outcome':>9}{'tool_path':>11}{'steps':>8}{f'pass^{runs}':>9}  gate")
     for seed, fault in enumerate(FAULTS):
         agent = Agent(
@@ -92,7 +104,7 @@ async def grade(runs: int) -> None:
             limits=Limits(turns=200, tool_calls=1_000, tokens=10**9),
         )
         found = await evaluate(
-            agent, suite, runs=runs, deps=lambda run: build_objects(known[run.header.prompt[0].text])
+            agent, suite, runs=runs, deps=lambda run: build_objects(known[run.header.metadata["eval"]["case"]])
         )
         base = base or found
         decided = gate(found, against=base, metrics=["outcome", "tool_path"])

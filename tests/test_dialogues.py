@@ -42,4 +42,6 @@ def test_recorded_dialogues_as_a_suite(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
     assert rows["none, again"] == ["100.0%", "100.0%", "100.0%", "100.0%", "pass"]
-    assert [rows[fault][-1] for fault in ("a call left out", "two calls swapped")] == ["worse", "worse"]
+    assert done.stdout.startswith("200 dialogues with 734 turns")
+    faults = ("a call twice", "a call left out", "two calls swapped")
+    assert [rows[fault][-1] for fault in faults] == ["worse"] * 3
