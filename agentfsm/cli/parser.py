@@ -1007,7 +1007,7 @@ def _add_eval(add: AddParser) -> None:
         takes.add_argument(
             "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
         )
-        text = "US dollars that all of it may cost; an estimate is shown first"
+        text = "US dollars that all of it may cost" + ("; an estimate is shown first" if takes is run else "")
         takes.add_argument("--usd", metavar="AMOUNT", type=parse_usd, help=text)
         takes.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
     for takes in (gate, report, calibrate):
