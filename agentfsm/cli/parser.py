@@ -40,11 +40,7 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
-from agentfsm.evals.comparison import WORSE_BY
-from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
-from agentfsm.evals.rubric_judge import VOTES
-from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
-from agentfsm.stores.home import DEFAULT_STORE
+from agentfsm.stores.home import DEFAULT_STORE, HOME_FOLDER
 from agentfsm.stores.loading import mask_password
 
 AddParser = Callable[..., argparse.ArgumentParser]
@@ -83,6 +79,7 @@ COST_GROUPS: Final = ("agent", "model", "purpose", "user", "day", "tenant")
 UNIT_KINDS: Final = ("user", "session", "run")
 EVALUATION_RUNS: Final = 5
 EVALUATIONS_PARALLEL: Final = 8
+JUDGE_VOTES: Final = 3
 WORSE_BY: Final = 0.05
 LOGIN_TIMEOUT_S: Final = 300.0
 
@@ -988,7 +985,9 @@ def _add_eval(add: AddParser) -> None:
     grade.add_argument("--judge", metavar="MODEL", required=True, help="the model that grades, of another family")
     text = "a sentence that holds of a good answer; may be given several times (default: the judge's criteria)"
     grade.add_argument("--rubric", metavar="TEXT", action="append", help=text)
-    grade.add_argument("--votes", metavar="N", type=parse_count, default=VOTES, help="votes (default: %(default)s)")
+    grade.add_argument(
+        "--votes", metavar="N", type=parse_count, default=JUDGE_VOTES, help="votes (default: %(default)s)"
+    )
     grade.add_argument("--own-family", action="store_true", help="allow a judge of the model family of the runs")
     grade.add_argument(
         "--since", metavar="TIME", type=parse_since, default=0.0, help="runs that ended then or later, such as 1d"
@@ -1005,7 +1004,11 @@ def _add_eval(add: AddParser) -> None:
     calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
     for takes in (run, grade):
         takes.add_argument(
-            "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
+            "--parallel",
+            metavar="N",
+            type=parse_count,
+            default=EVALUATIONS_PARALLEL,
+            help="runs at a time (default: %(default)s)",
         )
         text = "US dollars that all of it may cost" + ("; an estimate is shown first" if takes is run else "")
         takes.add_argument("--usd", metavar="AMOUNT", type=parse_usd, help=text)
@@ -1042,12 +1045,16 @@ def _add_prompts(add: AddParser) -> None:
     diffs = plain("prompt_files:diff", text="compare two versions of a prompt")
     for takes in (lists, shows, renders, tests, activates, rolls_back, diffs):
         takes.add_argument("--folder", default="prompts", help="folder of the prompts (default: %(default)s)")
-    for takes in (shows, renders, tests):
+    for takes in (shows, renders):
         takes.add_argument("prompt", metavar="NAME[@VERSION]", help="the prompt (default: the version in use)")
     renders.add_argument(
         "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
     )
-    tests.add_argument("--model", required=True, help="the model, for example openai:gpt-5.4-mini")
+    text = "prompts, or versions of one, each of which is tested with each model"
+    tests.add_argument("prompts", metavar="NAME[@VERSION]", nargs="+", help=text)
+    text = "a model, for example openai:gpt-5.4-mini; may be given several times"
+    tests.add_argument("--model", required=True, action="append", help=text)
+    tests.add_argument("--judge", metavar="MODEL", help="the model that judges tests with a rubric")
     tests.add_argument(
         "--runs",
         metavar="N",

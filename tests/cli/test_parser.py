@@ -8,7 +8,7 @@ from typing import get_args
 import attrs
 
 from agentfsm.cli import parser
-from agentfsm.evals import comparison, evaluation_runner
+from agentfsm.evals import comparison, evaluation_runner, rubric_judge
 from agentfsm.mcp.oauth import person_login
 from agentfsm.mcp.server.service import ClientLimits
 from agentfsm.releases import rollout_log
@@ -44,6 +44,7 @@ def test_values_that_are_repeated_are_those_of_the_library():
     assert rollout_log.UNIT_KINDS == parser.UNIT_KINDS
     assert evaluation_runner.RUNS == parser.EVALUATION_RUNS
     assert evaluation_runner.PARALLEL == parser.EVALUATIONS_PARALLEL
+    assert rubric_judge.VOTES == parser.JUDGE_VOTES
     assert comparison.WORSE_BY == parser.WORSE_BY
     assert person_login.LOGIN_TIMEOUT_S == parser.LOGIN_TIMEOUT_S
     assert {*parser.CLIENT_LIMITS} <= {each.name for each in attrs.fields(ClientLimits)}

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-<<<<<<< HEAD
-from collections.abc import Iterator
-=======
-from collections.abc import Callable, Iterator, Sequence
->>>>>>> a13881bb (prompts: a matrix of prompts and models, functions and rubrics in tests, plain folders, rules without a heading)
+from collections.abc import Iterator, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +15,7 @@ from agentfsm.agents.agent import Agent
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import MisuseError
-<<<<<<< HEAD
-from agentfsm.evals import evaluate_prompt
-=======
 from agentfsm.evals import RubricJudge, evaluate_prompts
-from agentfsm.evals.evaluation_runner import RUNS
->>>>>>> a13881bb (prompts: a matrix of prompts and models, functions and rubrics in tests, plain folders, rules without a heading)
 from agentfsm.prompts import Prompts, lint_prompt
 from agentfsm.prompts.template import VariableKind
 
@@ -32,55 +23,6 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.prompts import Activation, PromptReport, PromptTemplate
 
-<<<<<<< HEAD
-=======
-DEFAULT_FOLDER: Final = "prompts"
-
-
-def add_parsers(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommands with their arguments.
-
-    Args:
-        add_parser: Function of argparse that adds a subcommand.
-    """
-
-    def add(act: Callable[..., ExitCode], text: str) -> argparse.ArgumentParser:
-        added = add_parser(act.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        added.set_defaults(act=act)
-        added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
-        added.add_argument("--folder", default=DEFAULT_FOLDER, help="folder of the prompts (default: %(default)s)")
-        return added
-
-    add(list, text="list the prompts with their versions; * is the version in use")
-    shows = add(show, text="show a version of a prompt, with its activations, results and findings")
-    renders = add(render, text="print a prompt with values for its variables")
-    tests = add(test, text="run the tests of a prompt with a model, and record the results beside the prompts")
-    activates = add(activate, text="make a version the one in use")
-    rolls_back = add(rollback, text="return to the version that was in use before")
-    diffs = add(diff, text="compare two versions of a prompt")
-    for takes in (shows, renders):
-        takes.add_argument("prompt", metavar="NAME[@VERSION]", help="the prompt (default: the version in use)")
-    renders.add_argument(
-        "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
-    )
-    text = "prompts, or versions of one, each of which is tested with each model"
-    tests.add_argument("prompts", metavar="NAME[@VERSION]", nargs="+", help=text)
-    text = "a model, for example openai:gpt-5.4-mini; may be given several times"
-    tests.add_argument("--model", required=True, action="append", help=text)
-    tests.add_argument("--judge", metavar="MODEL", help="the model that judges tests with a rubric")
-    tests.add_argument(
-        "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each test (default: %(default)s)"
-    )
-    for takes in (activates, rolls_back, diffs):
-        takes.add_argument("prompt", metavar="NAME", help="name of the prompt")
-    activates.add_argument("version", metavar="VERSION", help="the version")
-    for takes in (activates, rolls_back):
-        takes.add_argument("--why", required=True, help="the reason, for the log")
-        takes.add_argument("--by", metavar="WHO", default=None, help="who decides (default: your user name)")
-    diffs.add_argument("before", metavar="VERSION", help="the first version")
-    diffs.add_argument("after", metavar="VERSION", nargs="?", help="the second version (default: the one in use)")
-
->>>>>>> a13881bb (prompts: a matrix of prompts and models, functions and rubrics in tests, plain folders, rules without a heading)
 
 def list(args: argparse.Namespace, terminal: Terminal) -> ExitCode:  # noqa: A001  the name of the command
     """List the prompts."""
