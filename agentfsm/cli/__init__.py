@@ -12,7 +12,7 @@
     agentfsm rollout start | weights | status | back | kill | log | watch
     agentfsm release list | show | diff
     agentfsm prompts list | show | render | test | activate | rollback | diff
-    agentfsm eval run | compare | gate | add | report | calibrate
+    agentfsm eval run | compare | gate | grade | from-run | report | calibrate
     agentfsm keys add | list | remove
     agentfsm memory learn | search | show | release | forget | expire | rebuild | export | import
     agentfsm index add | search | list | remove | rebuild

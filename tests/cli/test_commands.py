@@ -502,9 +502,9 @@ def test_help_names_every_command(here):
         ("alerts", "followers", "schedule", "rollout", "release", "prompts", "eval", "keys", "memory", "index", "mcp"),
     )
     pages = [text, *(here(group, "--help") for group in groups)]
-    named = [set(re.findall(r"^    (\w+)\b", page, re.MULTILINE)) for page in pages]
+    named = [set(re.findall(r"^    ([\w-]+)", page, re.MULTILINE)) for page in pages]
     parts = re.split("|".join(f"agentfsm {group} " for group in groups), cli.__doc__)
-    told = [set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", part)) for part in parts]
+    told = [set(re.findall(r"[\w-]+(?= [|])|(?<=[|] )[\w-]+", part)) for part in parts]
     assert [named[0] - set(groups), *named[1:]] == told
     assert "3 waiting for a person or for input" in " ".join(text.split())
     for group, names in zip(("", *groups), told, strict=True):

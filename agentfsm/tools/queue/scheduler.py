@@ -487,11 +487,12 @@ class Scheduler:
         throttle = StepThrottle.current()
         try:
             while self._ready:
-                index = heappop(self._ready)
-                if throttle.try_acquire():
-                    await checkpoint_if_cancelled()
-                else:  # calls that never wait leave others their turn
+                if not throttle.try_acquire():  # calls that never wait leave others their turn
                     await throttle.acquire()
+                    if not self._ready:  # another worker has it
+                        break
+                index = heappop(self._ready)
+                await checkpoint_if_cancelled()
                 job = self._jobs[index]
                 if job.limiters and not self._acquire_limiters(index):
                     continue
