@@ -119,6 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timetravel(add)
     _add_retention(add)
     _add_followers(add)
+    _add_totals(add)
     _add_schedule(add)
     _add_metrics(add)
     _add_costs(add)
@@ -522,6 +523,13 @@ def _add_retention(add: AddParser) -> None:
     )
     prune.add_argument("--unread", action="store_true", help="also runs that a follower has not read")
     _add_command(add, "retention:compact", text="return the space of removed runs to the disk (SQLite only)")
+
+
+def _add_totals(add: AddParser) -> None:
+    sub = _add_group(add, "totals", "the sums of all runs, which costs, metrics and alerts read")
+    _add_command(
+        sub, fleet_metrics.rebuild, name="rebuild", text="make them anew from the journals, or for the first time"
+    )
 
 
 def _add_followers(add: AddParser) -> None:

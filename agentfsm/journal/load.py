@@ -67,6 +67,26 @@ async def read_header(store: Store, run_id: str) -> Header:
     return (await store.read(run_id, after=_AFTER_ALL)).header
 
 
+async def read_previous_header(store: Store, header: Header) -> Header | None:
+    """Return the header of the run that a run continues; None if there is none, or it was removed."""
+    if header.after is None:
+        return None
+    try:
+        return await read_header(store, header.after)
+    except RunNotFoundError:
+        return None
+
+
+async def read_root_agent(store: Store, header: Header) -> str:
+    """Return the name of the agent whose run began the work of a run, as far up as its callers are in the store."""
+    while header.parent is not None:
+        try:
+            header = await read_header(store, header.parent)
+        except RunNotFoundError:
+            break
+    return header.agent
+
+
 async def load_predecessor(store: Store, header: Header, ended_runs: EndedRuns = NO_RUNS) -> Run | None:
     """Return the run that another continues, with its own predecessors folded in; None if there is none.
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+import anyio
 import attrs
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_documents
 from agentfsm.telemetry.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
+from agentfsm.telemetry.totals import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 MAX_SCANNED: Final = 2_000
 SESSIONS: Final = 50
 MAX_SESSIONS: Final = 500
+# Seconds for which a report waits until what has just changed is in the totals, and until they are complete at all.
+WHOLE_S: Final = 1.0
+FIRST_S: Final = 10.0
 # Runs in the list of those that have a worker or wait for one.
 MAX_ACTIVE: Final = 500
 # Count of waiting runs up to which a metric is exact.
@@ -100,12 +105,18 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
 
 
 async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Add up the costs of the newest runs of the tenant, and list its spending limits, with a forecast of the month."""
+    """Add up the costs of the tenant, and list its spending limits, with a forecast of the month.
+
+    Without totals, or while they are counted for the first time, only the newest runs are read, without a forecast.
+    """
     query = request.query_params
     by, tz = read_text(query, "by") or "agent", read_text(query, "tz") or "UTC"
     group: CostGroup | None = next((each for each in COST_GROUPS if each == by), None)
     if group is None:
         raise MisuseError(f"by={by[:20]!r}: give one of {', '.join(COST_GROUPS)}")
+    if (status := await read_status(gateway.runs.store)) is not None:
+        with anyio.move_on_after(WHOLE_S if status.is_whole else FIRST_S):
+            await gateway.totals.catch_up(with_active=False)
     report = await read_costs(
         gateway.runs.store,
         by=group,
@@ -113,7 +124,7 @@ async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: 
         where=Filter(tenant=caller.tenant or "", agent=read_text(query, "agent")),
         tz=tz,
         limit=MAX_SCANNED,
-        accepts=gateway.serves,
+        agents=gateway.agents or None,
     )
     sees_all = caller.allows("admin") and caller.tenant is None
     windows = await read_spend(gateway.runs.store, tenant=None if sees_all else caller.tenant or "")

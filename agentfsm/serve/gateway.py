@@ -39,6 +39,7 @@ from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.journal_feeds import JournalFeeds
 from agentfsm.serve.metrics import RequestCounts, RunCounts
+from agentfsm.telemetry.totals import Totals
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -105,6 +106,11 @@ class Gateway:
     )
     """Counts of the events of runs, for the metrics."""
 
+    totals: Totals = attrs.field(
+        default=attrs.Factory(lambda self: Totals(self.runs.store), takes_self=True), init=False
+    )
+    """Totals of the store, which a server with agents keeps."""
+
     background: tuple[Callable[[Gateway], Coroutine[Any, Any, None]], ...] = ()
     """Tasks of the groups of endpoints, which run as long as the server."""
 
@@ -133,6 +139,8 @@ class Gateway:
             for agent in self.agents.values() if self.parallel else ():
                 tasks.start_soon(self._work, agent)
             tasks.start_soon(self.admission.count_tokens)
+            if self.agents:  # a server that only shows a store does not begin to
+                tasks.start_soon(self.totals.follow)
             for task in self.background:
                 tasks.start_soon(task, self)
             try:

@@ -17,6 +17,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.limits import StopReason
+from agentfsm.journal.load import read_previous_header
 from agentfsm.ports.followers import Delivery
 from agentfsm.ports.store import Store
 from agentfsm.telemetry.measurements import (
@@ -30,7 +31,6 @@ from agentfsm.telemetry.measurements import (
     measure_feedback,
     measure_run,
 )
-from agentfsm.telemetry.metrics_summary import read_previous_header
 
 Samples: TypeAlias = "list[tuple[dict[str, str], float]]"
 """Labels and value of each sample of a metric."""

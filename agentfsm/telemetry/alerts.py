@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 from statistics import median
 from types import MappingProxyType
 from typing import Final, Literal
@@ -20,10 +20,11 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.telemetry import measurements as m
-from agentfsm.telemetry.metrics_summary import CANCELLED, COMPLETED, DAY_S, ERROR_REASONS, HOUR_S, MeasurementLog
+from agentfsm.telemetry.metrics_summary import CANCELLED, COMPLETED, ERROR_REASONS, MeasurementLog
+from agentfsm.telemetry.totals import DAY_S, HOUR_S, SLOT_S
 
 # Seconds between two evaluations: those of the rules, and of a replay.
-INTERVAL_S: Final = 300.0
+INTERVAL_S: Final = float(SLOT_S)
 # Time in which the median of a tool's calls is taken, seconds, and the fewest hours that make a baseline.
 BASELINE_S: Final = 7 * DAY_S
 MIN_BASELINE_HOURS: Final = 24
@@ -328,6 +329,8 @@ def replay_alerts(
         until: End of the replay, seconds since 1970.
         alerts: The alerts. Default: all of them.
     """
+    if log.step_s:  # sums over 5 minutes, which a window has whole or not at all
+        until = ceil(until / INTERVAL_S) * INTERVAL_S
     since = min(log.find_start(since), until)
     # The last evaluation is at the end, so that the newest events count.
     times = [until - INTERVAL_S * step for step in range(int((until - since) / INTERVAL_S), -1, -1)]
@@ -354,7 +357,7 @@ def _group(log: MeasurementLog, series: Series, by: tuple[str, ...]) -> dict[tup
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for (name, labels), points in log.series.items():
         if name == series.metric.name and series.selects(labels):
-            values = [(at, 1.0) for at, _ in points] if series.part == "count" else points
+            values = [(at, float(count) if series.part == "count" else value) for at, value, count in points]
             groups.setdefault(tuple([labels[index] for index in indexes]), []).extend(values)
     return {key: _add_up(sorted(points)) for key, points in groups.items()}
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from calendar import monthrange
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import attrs
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.core.events import Resumed
 from agentfsm.core.limits import SPEND_RECORDS, SPEND_SCOPES, SpendScope, SpendWindow, load_zone
-from agentfsm.core.run_facts import list_spending
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, require_choice
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.spend_windows import WindowRecord
 from agentfsm.engine.model_calls.view import measure_fixed_parts
 from agentfsm.journal.cache_losses import list_cache_losses
+from agentfsm.journal.load import read_root_agent
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
+from agentfsm.telemetry.measurements import iter_costs
+from agentfsm.telemetry.totals import HOUR_S, iter_cells, iter_lost, iter_span, iter_usage, read_status
 
 if TYPE_CHECKING:
     from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.header import Header
-    from agentfsm.ports.store import RunSummary, Store
+    from agentfsm.ports.store import Store
     from agentfsm.ports.stored import StoredRun, StoreRecord
+    from agentfsm.telemetry.totals import Subject, TotalsStatus
 
 CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
 COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
@@ -88,7 +90,18 @@ class CostReport(Value):
     """Number of runs with costs."""
 
     is_whole: bool
-    """Whether all runs were read; else only the newest ones."""
+    """Whether all runs were read; else only the newest ones, and the rate says nothing."""
+
+    is_from_totals: bool = False
+    """Whether the sums are those of the totals: `since` is then the beginning of an hour, and a run counts in the rows
+    of the hour of its first cost.
+    """
+
+    uncounted: int = 0
+    """Number of runs that have changed since the totals were counted: their newest costs are missing."""
+
+    pruned_before: float | None = None
+    """Time before which runs were removed whose costs the totals have kept, seconds since 1970; None if none were."""
 
     lost_tokens: int = 0
     """Part of the input that was read anew, because runs had broken the provider's prompt cache or waited for too long;
@@ -155,9 +168,9 @@ async def read_costs(
     where: Filter = ALL_RUNS,
     tz: str = "UTC",
     limit: int | None = None,
-    accepts: Callable[[RunSummary], Awaitable[bool]] | None = None,
+    agents: Collection[str] | None = None,
 ) -> CostReport:
-    """Add up the costs in the journals of a store, run by run.
+    """Return the costs of runs: from the totals of the store if it has them, else from the journals, run by run.
 
     Costs of runs that are not production are in a row of their own, of whatever the rows are: that of their purpose,
     such as "eval".
@@ -167,10 +180,10 @@ async def read_costs(
         by: Meaning of the rows.
         since: Time from which costs count, seconds since 1970; None for all. Journals of runs without an event since
             then are not read.
-        where: The runs.
-        tz: Time zone of the days.
-        limit: Maximum of runs to read, the newest, 1 or more; None for all.
-        accepts: Returns whether a run counts; None: all do.
+        where: The runs. The totals know their `agent`, `user` and `tenant`; for other fields the journals are read.
+        tz: Time zone of the days. In the totals, an hour with a midnight in it belongs to the day in which it begins.
+        limit: Maximum of journals to read, the newest, 1 or more; None for all.
+        agents: Names of agents whose runs count, with those of their sub-agents; None: all do.
 
     Raises:
         MisuseError: if an argument is invalid.
@@ -179,47 +192,120 @@ async def read_costs(
     require_choice(*COST_GROUPS).check("read_costs", "by", by)
     COUNT.or_none().check("read_costs", "limit", limit)
     zone, until = load_zone(tz), await store.now()
+    is_known = where == Filter(agent=where.agent, user=where.user, tenant=where.tenant)
+    if is_known and (status := await read_status(store)) is not None and status.is_whole:
+        return await _read_totals(store, status, by=by, since=since, where=where, zone=zone, agents=agents)
     sums: dict[str, _CostSum] = {}
     reported: dict[str, int] = {}
     total, read, runs, first, oldest, is_whole, lost = Usage(), 0, 0, until, until, True, 0
     async for summary in RunIterator(store, where):
         oldest = summary.created_at
-        if (since is not None and summary.updated_at < since) or (accepts is not None and not await accepts(summary)):
+        if since is not None and summary.updated_at < since:
             continue
         if read == limit:
             is_whole = False
             break
-        read += 1
         parts: dict[str, Usage] = {}
         if (stored := await _read_journal(store, summary.id)) is None:
             continue
+        if agents is not None and await read_root_agent(store, stored.header) not in agents:
+            continue
+        read += 1
         own = stored.events[stored.header.forked_at :]
         for loss in list_cache_losses(own):
             if since is None or loss.at >= since:
                 lost += loss.tokens
                 if loss.reported:
                     reported[loss.reported] = reported.get(loss.reported, 0) + loss.tokens
-        for at, header, purpose, model, usage in _iter_costs(stored):
+        of = stored.header
+        for _, at, purpose, model, usage in iter_costs(stored):
             if since is not None and at < since:
                 continue
             first = min(first, at)
-            name = _name_group(by, header, purpose, model) or datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d")
+            day = datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d")
+            name = _name_row(by, of, model, purpose, day)
             parts[name] = parts.get(name, Usage()) + usage
         runs += bool(parts)
         for name, usage in parts.items():
             found = sums.setdefault(name, _CostSum())
             found.usage, found.runs, total = found.usage + usage, found.runs + 1, total + usage
-    rows = [CostRow(name=name, usage=each.usage, runs=each.runs) for name, each in sums.items()]
-    rows.sort(key=(lambda row: row.name) if by == "day" else (lambda row: (-row.usd, -row.usage.tokens, row.name)))
     begin = since if since is not None and oldest < since else first  # a rate is that of the time with runs
     return CostReport(
         since=begin,
         until=until,
         by=by,
-        rows=tuple(rows),
+        rows=_list_rows(by, sums),
         total=total,
         runs=runs,
         is_whole=is_whole,
+        lost_tokens=lost,
+        lost_as_reported=reported,
+    )
+
+
+def _list_rows(by: CostGroup, sums: Mapping[str, _CostSum]) -> tuple[CostRow, ...]:
+    rows = [CostRow(name=name, usage=each.usage, runs=each.runs) for name, each in sums.items()]
+    rows.sort(key=(lambda row: row.name) if by == "day" else (lambda row: (-row.usd, -row.usage.tokens, row.name)))
+    return tuple(rows)
+
+
+async def _read_totals(
+    store: Store,
+    status: TotalsStatus,
+    *,
+    by: CostGroup,
+    since: float | None,
+    where: Filter,
+    zone: tzinfo,
+    agents: Collection[str] | None,
+) -> CostReport:
+    """Add up the costs in the totals of a store."""
+
+    def fits(of: Subject) -> bool:
+        return (
+            where.agent in {None, of.agent}
+            and where.tenant in {None, of.tenant}
+            and where.user in {None, of.user}
+            and (agents is None or of.root in agents)
+        )
+
+    sums: dict[str, _CostSum] = {}
+    reported: dict[str, int] = {}
+    total, runs, lost, has_users = Usage(), 0, 0, by == "user" or where.user is not None
+    count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
+    until = await store.now()
+    days = iter_cells(store, status.generation, "user" if has_users else "day")
+    oldest = await anext((of.at async for of, _ in days if fits(of)), int(until))
+    begin = max(oldest, 0 if since is None else since // HOUR_S * HOUR_S)
+    first = until
+    if has_users or (by == "day" and zone is not load_zone("UTC")):
+        cells = iter_cells(store, status.generation, "user" if has_users else "hour", begin)
+    else:
+        cells = iter_span(store, status.generation, begin)
+    async for of, cell in cells:
+        if not fits(of):
+            continue
+        for model, purpose, usage, counts in iter_usage(cell):
+            first = min(first, of.at)
+            day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d")
+            found = sums.setdefault(_name_row(by, of, model, purpose, day), _CostSum())
+            found.usage, found.runs = found.usage + usage, found.runs + counts.get(count, 0)
+            total, runs = total + usage, runs + counts.get("runs", 0)
+        for reason, tokens in iter_lost(cell):
+            lost += tokens
+            if reason:
+                reported[reason] = reported.get(reason, 0) + tokens
+    return CostReport(
+        since=begin if begin > oldest else first,
+        until=until,
+        by=by,
+        rows=_list_rows(by, sums),
+        total=total,
+        runs=runs,
+        is_whole=True,
+        is_from_totals=True,
+        uncounted=status.uncounted,
+        pruned_before=status.pruned_before or None,
         lost_tokens=lost,
         lost_as_reported=reported,
     )
@@ -233,31 +319,10 @@ async def _read_journal(store: Store, run_id: str) -> StoredRun | None:
         return None
 
 
-def _iter_costs(stored: StoredRun) -> Iterator[tuple[float, Header, Purpose, str, Usage]]:
-    """Yield the time, purpose, model and usage of each cost of a run, without those of the runs of its sub-agents."""
-    header, own_model = stored.header, stored.header.fingerprint.model
-    for event in stored.events[header.forked_at :]:  # a fork shares the events before with its origin
-        if isinstance(event, Resumed) and event.fingerprint is not None:
-            own_model = event.fingerprint.model
-        for part in list_spending(event):
-            if part.purpose is not Purpose.AGENT and (part.usage.tokens or part.usage.cost_usd):
-                model = "(tools)" if part.purpose is Purpose.TOOL else part.model or own_model
-                yield event.at, header, part.purpose, model, part.usage
-
-
-def _name_group(by: CostGroup, header: Header, purpose: Purpose, model: str) -> str:
-    """Return the name of the row of a cost: that of the purpose if it is not production; empty for a day."""
-    if header.purpose:
-        return header.purpose
-    names = {
-        "agent": header.agent or _NONE,
-        "model": model or _NONE,
-        "purpose": str(purpose),
-        "user": header.user or _NONE,
-        "tenant": header.tenant or _NONE,
-        "day": "",
-    }
-    return names[by]
+def _name_row(by: CostGroup, of: Header | Subject, model: str, purpose: str, day: str) -> str:
+    """Return the name of the row of a cost: that of the purpose of the run if it is not production."""
+    names = {"model": model, "purpose": str(purpose), "day": day}
+    return of.purpose or names.get(by) or getattr(of, by, "") or _NONE
 
 
 async def read_spend(
@@ -320,9 +385,14 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
         "rows": rows,
         "total": {"usd": report.usd, "runs": report.runs} | _count_tokens(report.total),
         "is_whole": report.is_whole,
+        "is_from_totals": report.is_from_totals,
+        "uncounted": report.uncounted,
+        "pruned_before": report.pruned_before,
         "lost_tokens": report.lost_tokens,
         "lost_as_reported": dict(report.lost_as_reported),
-        "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd},
+        "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd}
+        if report.is_whole
+        else None,
         "windows": [
             attrs.asdict(each) | {"name": each.window.describe(), "resets": each.window.format_end()}
             for each in windows
@@ -444,7 +514,7 @@ async def _measure_growth(agent: RunnableAgent, fixed_tokens: float) -> _Growth:
         if runs == SAMPLED_RUNS:
             break
         stored = await _read_journal(agent.store, summary.id)
-        entries = () if stored is None else _iter_costs(stored)
+        entries = () if stored is None else iter_costs(stored)
         spent = [usage for _, _, purpose, _, usage in entries if purpose is Purpose.TURN]
         if not spent:
             continue

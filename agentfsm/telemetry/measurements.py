@@ -21,9 +21,9 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome, TextPart, ToolResult
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.run_facts import list_spending
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
-from agentfsm.ports.stored import Feedback
+from agentfsm.ports.stored import Feedback, StoredRun
 
 # Signals, as labels of the metric.
 ASKED_AGAIN: Final = "asked_again"
@@ -294,6 +294,22 @@ def measure_run(
 def measure_feedback(header: Header, feedback: Feedback) -> Measurement:
     """Return the measurement of a person's feedback on a run."""
     return Measurement(RATINGS.name, (header.agent,), float(feedback.rating), feedback.at)
+
+
+def iter_costs(stored: StoredRun) -> Iterator[tuple[int, float, Purpose, str, Usage]]:
+    """Yield the costs of a run, without those of the runs of its sub-agents.
+
+    Each has the version of the run after its event, the time, the purpose, the model ("(tools)" for calls that cost
+    money) and the usage. A fork has none for the events that it shares with the run that it was forked from.
+    """
+    header, own_model = stored.header, stored.header.fingerprint.model
+    for version, event in enumerate(stored.events[header.forked_at :], header.forked_at + 1):
+        if isinstance(event, e.Resumed) and event.fingerprint is not None:
+            own_model = event.fingerprint.model
+        for part in list_spending(event):
+            if part.purpose is not Purpose.AGENT and (part.usage.tokens or part.usage.cost_usd):
+                model = "(tools)" if part.purpose is Purpose.TOOL else part.model or own_model
+                yield version, event.at, part.purpose, model, part.usage
 
 
 class _RunMeter:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import accumulate
 from math import ceil, inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -15,14 +19,17 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
-from agentfsm.journal.load import read_header
+from agentfsm.journal.load import read_header, read_previous_header
 from agentfsm.journal.run_list import RunIterator, find_stranded
-from agentfsm.ports.store import Filter, RunSummary, Store
+from agentfsm.ports.store import Filter, Store
+from agentfsm.ports.stored import BEST_RATING
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
+from agentfsm.telemetry.totals import DAY_S, HOUR_S, RATIO, SLOT_S, UNIT, iter_cells, iter_span, read_status
 
-DAY_S: Final = 86_400.0
-HOUR_S: Final = 3_600.0
+if TYPE_CHECKING:
+    from agentfsm.ports.stored import StoredRun
+
 # Seconds for which a run waits for a person until it counts as abandoned.
 ABANDONED_S: Final = DAY_S
 
@@ -40,7 +47,7 @@ CANCELLED: Final = str(StopReason.CANCELLED)
 
 @attrs.frozen(kw_only=True)
 class Distribution(Value):
-    """Distribution of measured values. Percentiles are values that occurred."""
+    """Distribution of measured values. Percentiles are values that occurred, or within 5 % of one if from totals."""
 
     count: int
     """Number of values."""
@@ -155,8 +162,14 @@ class MetricsSummary(Value):
 class MeasurementLog:
     """Measurements of many runs, by metric and labels."""
 
-    series: dict[tuple[str, tuple[str, ...]], list[tuple[float, float]]] = attrs.field(factory=dict)
-    """Times and values by metric and labels."""
+    series: dict[tuple[str, tuple[str, ...]], list[tuple[float, float, int]]] = attrs.field(factory=dict)
+    """By metric and labels: times, values, and the numbers of measurements that each value is the sum of."""
+
+    spreads: dict[tuple[str, tuple[str, ...]], list[tuple[float, float, int]]] = attrs.field(factory=dict)
+    """Distributions, if the values are sums: times, values, and how often each occurred. From totals: within 5 %."""
+
+    step_s: float = 0.0
+    """Seconds that the sums are over, at least: a time begins with a multiple of it. 0 for single measurements."""
 
     waiting: Counter[str] = attrs.field(factory=Counter)
     """Number of runs that wait, by the kind of wait."""
@@ -170,24 +183,50 @@ class MeasurementLog:
     def add(self, measurements: Iterable[m.Measurement]) -> None:
         """Add measurements."""
         for each in measurements:
-            self.series.setdefault((each.metric, each.labels), []).append((each.at, each.value))
+            self.series.setdefault((each.metric, each.labels), []).append((each.at, each.value, 1))
 
     def find_start(self, since: float) -> float:
         """Return a time; for -inf that of the oldest measurement, else inf; the measurements must be in order."""
-        return since if since > -inf else min([points[0][0] for points in self.series.values()], default=inf)
+        if since > -inf:
+            return since - since % self.step_s if self.step_s else since
+        return min([points[0][0] for points in self.series.values()], default=inf)
 
     def find_end(self, now: float) -> float:
         """Return the present, or the time of the newest measurement: clocks differ, and times are rounded."""
         return max([now, *[points[-1][0] for points in self.series.values()]])
 
-    def values(self, metric: m.Metric, since: float, until: float, **labels: str) -> list[float]:
-        """Return the values of a metric in a time, of all series with these labels."""
+    def add_up(self, metric: m.Metric, since: float, until: float, **labels: str) -> tuple[float, int]:
+        """Return the sum and the number of the measurements of a metric in a time, of all series with these labels."""
+        found = self._select(self.series, metric, since, until, labels)
+        return sum(value for value, _ in found), sum(count for _, count in found)
+
+    def distribute(self, metric: m.Metric, since: float, until: float, **labels: str) -> Distribution | None:
+        """Return the distribution of a metric in a time, of all series with these labels; None if there is nothing."""
+        total, number = self.add_up(metric, since, until, **labels)
+        values = sorted(self._select(self.spreads or self.series, metric, since, until, labels))
+        if not values:
+            return None
+        ranks = [*accumulate(count for _, count in values)]
+
+        def at(share: float) -> float:
+            return values[bisect_left(ranks, ceil(share * ranks[-1]))][0]
+
+        return Distribution(count=number, mean=total / number, p50=at(0.5), p95=at(0.95), p99=at(0.99))
+
+    @staticmethod
+    def _select(
+        series: Mapping[tuple[str, tuple[str, ...]], list[tuple[float, float, int]]],
+        metric: m.Metric,
+        since: float,
+        until: float,
+        labels: Mapping[str, str],
+    ) -> list[tuple[float, int]]:
         wanted = [(metric.labels.index(name), value) for name, value in labels.items()]
         return [
-            value
-            for (name, has), points in self.series.items()
+            (value, count)
+            for (name, has), points in series.items()
             if name == metric.name and all(has[index] == label for index, label in wanted)
-            for at, value in points
+            for at, value, count in points
             if since <= at <= until
         ]
 
@@ -198,50 +237,81 @@ class MeasurementLog:
 
 
 async def read_measurements(
-    store: Store, *, since: float = -inf, agent: str | None = None, purpose: str | None = ""
+    store: Store, *, since: float = -inf, agent: str | None = None, purpose: str | None = "", with_days: bool = True
 ) -> MeasurementLog:
-    """Return the measurements of the runs in a store.
+    """Return the measurements of the runs in a store: from its totals if it has them, else from the journals.
 
     Args:
         store: The store.
         since: Time in seconds since 1970; runs that were over before it are left out.
         agent: Name of the agent; None for all.
         purpose: Purpose of the runs, such as "eval"; by default those of production; None for all.
+        with_days: Whether the sums of totals may be over days, after the first one; else they are over 5 minutes.
     """
     log, where = MeasurementLog(), Filter(agent=agent, purpose=purpose)
-    async for summary in RunIterator(store, where):
-        if summary.stop_reason is None or summary.updated_at >= since or summary.rating is not None:
-            try:
-                await _read_run(store, summary, log)
-            except RunNotFoundError:  # removed after it was listed
-                continue
-    for points in log.series.values():
+    status = await read_status(store)
+    if status is not None and status.is_whole:
+        await _read_totals(store, status.generation, since, where, log, with_days=with_days)
+        async for summary in RunIterator(store, attrs.evolve(where, max_rating=BEST_RATING)):
+            with suppress(RunNotFoundError):
+                await _read_feedback(store, await read_header(store, summary.id), log)
+        async for summary in RunIterator(store, attrs.evolve(where, waiting=True)):
+            with suppress(RunNotFoundError):
+                _measure_wait(await store.read(summary.id), log)
+    else:
+        async for summary in RunIterator(store, where):
+            if summary.stop_reason is None or summary.updated_at >= since or summary.rating is not None:
+                with suppress(RunNotFoundError):  # removed after it was listed
+                    stored = await store.read(summary.id)
+                    previous = await read_previous_header(store, stored.header)
+                    log.add(m.measure_run(stored.header, stored.events, previous=previous))
+                    if summary.rating is not None:
+                        await _read_feedback(store, stored.header, log)
+                    if summary.waiting:
+                        _measure_wait(stored, log)
+    for points in (*log.series.values(), *log.spreads.values()):
         points.sort()
     log.stranded.update([each.reason for each in await find_stranded(store, where)])
     return log
 
 
-async def _read_run(store: Store, summary: RunSummary, log: MeasurementLog) -> None:
-    stored = await store.read(summary.id)
-    previous = await read_previous_header(store, stored.header)
-    log.add(m.measure_run(stored.header, stored.events, previous=previous))
-    if summary.rating is not None:
-        log.add(m.measure_feedback(stored.header, each) for each in await store.list_feedback(summary.id))
-    if summary.waiting:
-        run = begin_run(stored.header).fold(stored.events)
-        # A wait of a sub-agent is counted at its own run.
-        log.waiting.update(str(item.kind) for item in run.pending if item.run_id == run.id)
-        log.abandoned.append(run.updated_at + ABANDONED_S)
+async def _read_feedback(store: Store, header: Header, log: MeasurementLog) -> None:
+    log.add(m.measure_feedback(header, each) for each in await store.list_feedback(header.id))
 
 
-async def read_previous_header(store: Store, header: Header) -> Header | None:
-    """Return the header of the run that a run continues; None if there is none, or it was removed."""
-    if header.after is None:
-        return None
-    try:
-        return await read_header(store, header.after)
-    except RunNotFoundError:
-        return None
+def _measure_wait(stored: StoredRun, log: MeasurementLog) -> None:
+    run = begin_run(stored.header).fold(stored.events)
+    # A wait of a sub-agent is counted at its own run.
+    log.waiting.update(str(item.kind) for item in run.pending if item.run_id == run.id)
+    log.abandoned.append(run.updated_at + ABANDONED_S)
+
+
+async def _read_totals(
+    store: Store, generation: str, since: float, where: Filter, log: MeasurementLog, *, with_days: bool
+) -> None:
+    """Add the totals of a store to a log: each sum at the middle of its time, which is not after the present."""
+    log.step_s, now = HOUR_S if with_days else SLOT_S, await store.now()
+    begin = max(0.0, since // HOUR_S * HOUR_S) if since > -inf else 0.0
+    if not begin:  # the first day is read by hours
+        begin = await anext((of.at async for of, _ in iter_cells(store, generation, "hour")), 0.0)
+    cells = iter_span(store, generation, begin) if with_days else iter_cells(store, generation, "hour", begin)
+    async for of, cell in cells:
+        if where.agent not in {None, of.agent} or where.purpose not in {None, of.purpose}:
+            continue
+        for series, fields in cell.items():
+            name, *labels = json.loads(series)
+            if name not in m.METRICS:
+                continue
+            key = name, tuple(labels)
+            for field, count in fields.items():
+                if field[0] == "n":
+                    start, length = (of.at + int(field[1:]) * SLOT_S, SLOT_S) if field[1:] else (of.at, DAY_S)
+                    point = min(start + length / 2, now), fields[f"s{field[1:]}"] / UNIT, count
+                    log.series.setdefault(key, []).append(point)
+                elif field[0] == "b":
+                    value = 2 * RATIO ** int(field[1:]) / (1 + RATIO)
+                    at = min(of.at + HOUR_S / 2, now)
+                    log.spreads.setdefault(key, []).append((at, value, count))
 
 
 def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:
@@ -256,16 +326,20 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
     hours = max((until - since) / HOUR_S, 1.0)
 
     def add_up(metric: m.Metric, **labels: str) -> float:
-        return sum(log.values(metric, since, until, **labels))
+        return log.add_up(metric, since, until, **labels)[0]
 
-    outcomes = {each: int(add_up(m.RUNS, outcome=each)) for each in log.label_values(m.RUNS, "outcome")}
+    def mean(metric: m.Metric) -> float | None:
+        total, count = log.add_up(metric, since, until)
+        return total / count if count else None
+
+    outcomes = {each: round(add_up(m.RUNS, outcome=each)) for each in log.label_values(m.RUNS, "outcome")}
     cancelled = outcomes.get(CANCELLED, 0)
     tasks = sum(outcomes.values()) - cancelled
-    latency = _distribute(log.values(m.RUN_DURATION, since, until))
-    costs, ratings = log.values(m.COST, since, until), log.values(m.RATINGS, since, until)
-    kinds = {kind: log.values(m.WAITS, since, until, kind=kind) for kind in log.label_values(m.WAITS, "kind")}
-    waits = {kind: found for kind, values in kinds.items() if (found := _distribute(values)) is not None}
-    signals = {each: int(add_up(m.SIGNALS, signal=each)) for each in log.label_values(m.SIGNALS, "signal")}
+    latency = log.distribute(m.RUN_DURATION, since, until)
+    cost, costs = log.add_up(m.COST, since, until)
+    kinds = {kind: log.distribute(m.WAITS, since, until, kind=kind) for kind in log.label_values(m.WAITS, "kind")}
+    waits = {kind: found for kind, found in kinds.items() if found is not None}
+    signals = {each: round(add_up(m.SIGNALS, signal=each)) for each in log.label_values(m.SIGNALS, "signal")}
     signals["abandoned"] = len([at for at in log.abandoned if since <= at <= until])
     tools = [_summarize_tool(log, tool, since, until, hours) for tool in log.label_values(m.TOOL_CALLS, "tool")]
     return MetricsSummary(
@@ -275,20 +349,20 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
         cancelled=cancelled,
         task_success_rate=outcomes.get(COMPLETED, 0) / tasks if tasks else None,
         error_rate=sum(outcomes.get(each, 0) for each in ERROR_REASONS) / tasks if tasks else None,
-        avg_rounds_per_task=_mean(log.values(m.RUN_TURNS, since, until)),
+        avg_rounds_per_task=mean(m.RUN_TURNS),
         avg_latency_ms=None if latency is None else latency.mean * 1_000,
-        avg_tokens_per_task=_mean(log.values(m.RUN_TOKENS, since, until)),
-        daily_cost_usd=sum(costs) / max((until - since) / DAY_S, 1.0) if costs else None,
-        user_satisfaction=_mean(ratings),
-        ratings=len(ratings),
+        avg_tokens_per_task=mean(m.RUN_TOKENS),
+        daily_cost_usd=cost / max((until - since) / DAY_S, 1.0) if costs else None,
+        user_satisfaction=mean(m.RATINGS),
+        ratings=log.add_up(m.RATINGS, since, until)[1],
         signals={kind: count for kind, count in signals.items() if count},
         latency_s=latency,
-        request_s=_distribute(log.values(m.REQUESTS, since, until)),
+        request_s=log.distribute(m.REQUESTS, since, until),
         queue_s=waits.pop(QUEUE, None),
         interruptions=0 if INTERRUPTION not in waits else waits[INTERRUPTION].count,
         waits=waits,
-        input_tokens=int(add_up(m.TOKENS, direction="input")),
-        output_tokens=int(add_up(m.TOKENS, direction="output")),
+        input_tokens=round(add_up(m.TOKENS, direction="input")),
+        output_tokens=round(add_up(m.TOKENS, direction="output")),
         outcomes={outcome: count for outcome, count in outcomes.items() if count},
         tools=tuple(sorted([each for each in tools if each.calls], key=lambda each: -each.calls)),
         waiting={str(kind): log.waiting[str(kind)] for kind in PendingKind if log.waiting[str(kind)]},
@@ -298,7 +372,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
 
 def _summarize_tool(log: MeasurementLog, tool: str, since: float, until: float, hours: float) -> ToolMetrics:
     outcomes = {
-        outcome: len(log.values(m.TOOL_CALLS, since, until, tool=tool, outcome=outcome))
+        outcome: log.add_up(m.TOOL_CALLS, since, until, tool=tool, outcome=outcome)[1]
         for outcome in log.label_values(m.TOOL_CALLS, "outcome")
     }
     calls = sum(outcomes.values())
@@ -309,21 +383,5 @@ def _summarize_tool(log: MeasurementLog, tool: str, since: float, until: float, 
         calls=calls,
         calls_per_hour=calls / hours,
         tool_error_rate=errors / made if made else None,
-        duration_s=_distribute(log.values(m.TOOL_DURATION, since, until, tool=tool)),
+        duration_s=log.distribute(m.TOOL_DURATION, since, until, tool=tool),
     )
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _distribute(values: list[float]) -> Distribution | None:
-    """Return the distribution of values; None if there are none."""
-    if not values:
-        return None
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return ordered[ceil(share * len(ordered)) - 1]
-
-    return Distribution(count=len(ordered), mean=sum(ordered) / len(ordered), p50=at(0.5), p95=at(0.95), p99=at(0.99))

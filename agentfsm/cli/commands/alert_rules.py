@@ -16,6 +16,7 @@ from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.telemetry.alerts import ALERTS, LOOKBACK_S, Firing, format_rules, replay_alerts, set_thresholds
 from agentfsm.telemetry.metrics_summary import read_measurements
+from agentfsm.telemetry.totals import catch_up_totals
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -43,7 +44,8 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     since = -inf if args.since is None else float(args.since)
 
     async def act() -> tuple[Firing, ...]:
-        log = await read_measurements(store, since=since - LOOKBACK_S)
+        await catch_up_totals(store)
+        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False)
         return replay_alerts(log, since, log.find_end(await store.now()), alerts)
 
     found = run_in_store(store, act)

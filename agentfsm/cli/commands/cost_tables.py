@@ -23,6 +23,7 @@ from agentfsm.telemetry.costs import (
     read_costs,
     read_spend,
 )
+from agentfsm.telemetry.totals import catch_up_totals
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -41,6 +42,7 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     name = args.agent if agent is None else agent.name
 
     async def act() -> tuple[CostReport, Sequence[SpendStatus], CostEstimate | None]:
+        await catch_up_totals(store)
         report = await read_costs(store, by=args.by, since=args.since, where=Filter(agent=name), tz=args.tz)
         found = None if agent is None else await estimate(agent.with_(store=store), args.turns)
         return report, await read_spend(store), found
@@ -50,6 +52,8 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.document(build_cost_document(report, windows, args.tz) | {"estimate": found and attrs.asdict(found)})
         return ExitCode.DONE
     for line in _list_rows(report):
+        terminal.out(line)
+    for line in () if not report.is_from_totals else _list_gaps(report):
         terminal.out(line)
     days, usd = report.forecast_month(args.tz)
     rate = f"{_format_usd(report.usd)} / {report.days:.1f} days = {_format_usd(report.usd_per_day)} a day"
@@ -88,6 +92,14 @@ def _list_rows(report: CostReport) -> Iterator[str]:
         lost = f"{report.lost_tokens:,} tokens of input were read anew that the provider had had in its prompt cache"
         said = ", ".join([f"{reason} {tokens:,}" for reason, tokens in report.lost_as_reported.items()])
         yield f"\n{lost}{said and f' (the provider says: {said})'}; `agentfsm show` has the causes"
+
+
+def _list_gaps(report: CostReport) -> Iterator[str]:
+    """Yield what the totals lack, and what only they have."""
+    if report.uncounted:
+        yield f"\n{format_count(report.uncounted, 'run')} changed since they were counted: newest costs are missing"
+    if report.pruned_before is not None and report.since < report.pruned_before:
+        yield f"\nruns from before {format_time(report.pruned_before)} were removed; their costs are in the totals only"
 
 
 def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:

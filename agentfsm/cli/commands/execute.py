@@ -36,7 +36,7 @@ from agentfsm.cli.session.chat_session import ChatSession, build_session_name
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr, user_name
-from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError, first_error
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
 from agentfsm.engine.execution.options import ExecutionOptions
@@ -44,14 +44,16 @@ from agentfsm.flow import Flow
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.stores.loading import mask_password
+from agentfsm.telemetry.totals import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.engines.dbos import DBOSEngine
+    from agentfsm.ports.store import Store
     from agentfsm.releases import Rollout
 
 # Target of the agent of `agentfsm demo`.
@@ -313,6 +315,8 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             limiter=args.rate,
         )
         work = partial(_work_and_close, engine, own, until_idle=args.until_idle)
+    if not args.until_idle:
+        work = partial(_work_and_count, work, agent.store)
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
@@ -340,6 +344,17 @@ def _open_engine(agent: Agent, **options: Any) -> DBOSEngine:
     from agentfsm.engines.dbos import DBOSEngine  # noqa: PLC0415  it needs an extra, and a second to load
 
     return DBOSEngine(agent, **options)
+
+
+async def _work_and_count(work: Callable[[], Awaitable[None]], store: Store) -> None:
+    """Execute runs, and keep the totals of the store meanwhile."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Totals(store).follow)
+            await work()
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
 
 
 async def _work_and_close(engine: DBOSEngine, own: Worker, *, until_idle: bool) -> None:

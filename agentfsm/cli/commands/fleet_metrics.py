@@ -14,6 +14,7 @@ from agentfsm.cli.render.formatting import format_count, format_duration, format
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.telemetry.metrics_summary import Distribution, MetricsSummary, read_measurements, summarize
+from agentfsm.telemetry.totals import TotalsStatus, catch_up_totals, rebuild_totals
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -28,6 +29,7 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     since = -inf if args.since is None else float(args.since)
 
     async def act() -> MetricsSummary:
+        await catch_up_totals(store)
         log = await read_measurements(store, since=since, agent=args.agent, purpose=args.purpose)
         return summarize(log, since, log.find_end(await store.now()))
 
@@ -42,6 +44,25 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(f"{name.ljust(width)}  {text}")
     for line in _list_tools(summary):
         terminal.out(line)
+    return ExitCode.DONE
+
+
+def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Make the totals of a store anew from its journals, or for the first time."""
+    store = open_existing_store(args.store)
+
+    async def act() -> TotalsStatus:
+        return await rebuild_totals(store)
+
+    status = run_in_store(store, act)
+    if terminal.json:
+        terminal.document(attrs.asdict(status))
+        return ExitCode.DONE
+    terminal.out("the totals have all runs of the store")
+    if status.pruned_before:
+        terminal.out(f"kept what they had of runs that were removed, from before {format_time(status.pruned_before)}")
+    if status.unreadable:
+        terminal.out(f"{format_count(status.unreadable, 'run')} could not be read: the log says why")
     return ExitCode.DONE
 
 

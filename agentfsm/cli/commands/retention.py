@@ -14,6 +14,7 @@ from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores.sqlite.store import SQLiteStore
+from agentfsm.telemetry.totals import catch_up_totals, mark_pruned
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -47,7 +48,10 @@ def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> tuple[int, float]:
         before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
-        return await Runs(store).prune(before, unread=args.unread), before
+        await catch_up_totals(store)
+        if count := await Runs(store).prune(before, unread=args.unread):
+            await mark_pruned(store, before)
+        return count, before
 
     count, before = run_in_store(store, act)
     return _report_removed(terminal, count, f"{format_count(count, 'run')} that ended before {format_time(before)}")

@@ -1,0 +1,623 @@
+"""Running totals of the runs in a store: what they cost and how they did, by hour, kept as records beside them.
+
+A follower adds up each event of each journal once. Costs and measurements are those of `iter_costs` and `measure_run`,
+as integers, so that the sums do not depend on the order in which runs are counted.
+
+Exactly once, whenever a process dies or two of them count: work is done in numbered batches, one after the other.
+
+1. Read the record `state`, and finish its batch: add the batch to each cell of the totals that has not got its number
+   yet, then confirm to the store the versions of the runs in it. Both may be repeated.
+2. Only then ask the store for unread runs: it names for each the version up to which it was read.
+3. Measure them, and replace `state` by the next batch, if nobody else has done so since step 1. This write decides:
+   it contains the sums and the versions. Then go to 1.
+
+So a batch is complete before the next is decided on, and the versions in step 2 are those after all batches. A process
+that was overtaken fails in step 3, or meets cells that have the number already. The lease of the follower only saves
+work. A run that is executed is counted before its release; how far is kept in records (`open`) until it is over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, ConflictError, CorruptError, MisuseError, RunNotFoundError, TooNewError
+from agentfsm.core.events import Accepted, AnswerGiven, Failed
+from agentfsm.core.usage import Usage
+from agentfsm.core.value import Value
+from agentfsm.journal.cache_losses import list_cache_losses
+from agentfsm.journal.load import read_previous_header, read_root_agent
+from agentfsm.journal.run_list import RunIterator
+from agentfsm.ports.followers import BATCH, FOLLOWER_LEASE_S
+from agentfsm.ports.store import Filter, Store
+from agentfsm.telemetry import measurements as m
+
+if TYPE_CHECKING:
+    from agentfsm.core.header import Header
+    from agentfsm.ports.stored import StoredRun, StoreRecord
+
+Level: TypeAlias = Literal["user", "hour", "day"]
+"""Cells of totals: by hour with users; by hour without, in steps of 5 minutes; by day without users."""
+
+Cell: TypeAlias = dict[str, dict[str, int]]
+"""Sums of one cell: by series (a JSON array of its metric and labels), then by field."""
+
+KIND: Final = "totals"
+HOUR_S: Final = 3_600
+DAY_S: Final = 86_400
+# Part of an hour that measurements are kept apart for, seconds: the interval of alerts.
+SLOT_S: Final = 300
+# Sums are whole numbers of billionths of the unit of a metric, so that their order has no influence.
+UNIT: Final = 1_000_000_000
+# Ratio of two neighbouring bounds of a distribution: a percentile is off by 5 % at most.
+RATIO: Final = 1.1
+# Seconds between two looks for changes, and between two looks for events of runs that are executed. A run is counted
+# there once it is as old, so no event is older than twice this time when it is counted.
+POLL_S: Final = 5.0
+ACTIVE_S: Final = 150.0
+# Events of a batch, which has to fit into a record.
+_MAX_EVENTS: Final = 2_000
+# Records with the versions of open runs: 20,000 runs fit into each.
+_SHARDS: Final = 64
+# Cells that are kept in memory, and that are written at once.
+_MAX_CACHED: Final = 2_000
+_WRITERS: Final = 50
+_USAGE: Final = "usage"
+_LOST: Final = "lost"
+_FINAL: Final = (AnswerGiven, Accepted, Failed)
+
+_log = logging.getLogger("agentfsm.telemetry")
+
+
+class Subject(NamedTuple):
+    """What a cell is about."""
+
+    at: int
+    """Beginning of the hour or the day, seconds since 1970."""
+
+    agent: str
+    root: str
+    """Agent of the run that began the work: for a sub-agent that of its caller, else the same."""
+
+    tenant: str
+    release: str
+    purpose: str
+    """Purpose of the run, such as "eval"; empty for production."""
+
+    user: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class TotalsStatus(Value):
+    """How far the totals of a store are."""
+
+    generation: str
+    """Name of the totals; another one after each rebuild."""
+
+    is_whole: bool
+    """Whether all runs that there were at the beginning have been counted."""
+
+    uncounted: int
+    """Number of runs that have changed since they were counted."""
+
+    unreadable: int
+    """Number of journals that could not be read."""
+
+    pruned_before: float
+    """Time before which runs were removed, seconds since 1970: totals of these hours are kept. 0 if none were."""
+
+
+def can_keep_totals(store: Store) -> bool:
+    """Return whether a store has the followers and records that totals need."""
+    kind = type(store)
+    return kind.add_follower is not Store.add_follower and kind.write_record is not Store.write_record
+
+
+async def read_status(store: Store) -> TotalsStatus | None:
+    """Return how far the totals of a store are; None if it keeps none, or their follower was dropped."""
+    if not can_keep_totals(store) or (root := await store.read_record(KIND, "root")) is None:
+        return None
+    described = _as_object(root.value)
+    generation: str = described["generation"]
+    state = await store.read_record(KIND, f"{generation}|state")
+    lag = {each.name: each.lag for each in await store.followers()}.get(_name_follower(generation))
+    if lag is None:
+        return None
+    written = {} if state is None else _as_object(state.value)
+    return TotalsStatus(
+        generation=generation,
+        is_whole=written.get("whole", False),
+        uncounted=lag,
+        unreadable=written.get("unreadable", 0),
+        pruned_before=described["pruned_before"],
+    )
+
+
+async def iter_cells(
+    store: Store, generation: str, level: Level, since: float = 0.0, until: float = math.inf
+) -> AsyncIterator[tuple[Subject, Cell]]:
+    """Yield the cells of a level that begin in a time, oldest first."""
+    prefix = f"{generation}|{level}|"
+    async for record in _iter_records(store, prefix, f"{prefix}{max(0, int(since)):012d}|"):
+        value = _as_object(record.value)
+        subject = Subject(*value["of"])
+        if subject.at >= until:
+            return
+        yield subject, value["sums"]
+
+
+async def iter_span(store: Store, generation: str, since: float) -> AsyncIterator[tuple[Subject, Cell]]:
+    """Yield the cells from an hour on, without users: the hours of the first day, then days."""
+    days_at = (since // DAY_S + 1) * DAY_S
+    async for each in iter_cells(store, generation, "hour", since, days_at):
+        yield each
+    async for each in iter_cells(store, generation, "day", days_at):
+        yield each
+
+
+async def _iter_records(store: Store, prefix: str, after: str = "") -> AsyncIterator[StoreRecord]:
+    while page := await store.list_records(KIND, prefix=prefix, after=after):
+        for record in page:
+            yield record
+        after = page[-1].key
+
+
+def measure_cells(
+    stored: StoredRun, *, after: int = 0, root: str = "", previous: Header | None = None
+) -> dict[Subject, Cell]:
+    """Return what the events of a run after a version add to the totals, by hour.
+
+    The parts of a journal add up to the whole: `after=0` up to version 5 and `after=5` give the same as `after=0`.
+    """
+    header, cells = stored.header, dict[Subject, Cell]()
+
+    def add(at: float, series: Iterable[str], fields: Mapping[str, int]) -> None:
+        hour = int(at) // HOUR_S * HOUR_S
+        names = (header.agent, root or header.agent, header.tenant or "", header.release)
+        sums = cells.setdefault(Subject(hour, *names, header.purpose, header.user or ""), {})
+        _add_fields(sums.setdefault(json.dumps([*series], ensure_ascii=False), {}), fields)
+
+    for event in stored.events[max(after, header.forked_at) :]:
+        add(event.at, ["events"], {"n": 1})
+    for each in m.measure_run(header, stored.events, after=after, previous=previous):
+        slot = int(each.at) % HOUR_S // SLOT_S
+        fields = {f"n{slot}": 1, f"s{slot}": round(each.value * UNIT)}
+        metric = m.METRICS[each.metric]
+        if metric.kind == "histogram" and metric.name.endswith("_seconds"):
+            fields[f"b{math.ceil(math.log(max(each.value, 1 / UNIT), RATIO))}"] = 1
+        add(each.at, [each.metric, *each.labels], fields)
+    seen = set[tuple[str, str]]()
+    for version, at, purpose, model, usage in m.iter_costs(stored):
+        keys = {"runs": "", "runs_of_model": model, "runs_of_purpose": purpose, "runs_of_day": str(int(at) // DAY_S)}
+        new = {name: 1 for name, of in keys.items() if (name, of) not in seen}
+        seen.update(keys.items())
+        if version > after:
+            counts = attrs.asdict(usage, filter=lambda field, _: field.name != "cost_usd")
+            money = {} if usage.cost_usd is None else {"priced": 1, "cost": round(usage.cost_usd * UNIT)}
+            add(at, [_USAGE, model, purpose], {name: int(each) for name, each in counts.items() if each} | money | new)
+    own = stored.events[header.forked_at :]
+    known = len([*list_cache_losses(own[: max(0, after - header.forked_at)])])
+    for loss in [*list_cache_losses(own)][known:]:
+        add(loss.at, [_LOST, loss.reported], {"n": loss.tokens})
+    return cells
+
+
+def _add_fields(sums: dict[str, int], fields: Mapping[str, int]) -> None:
+    for name, value in fields.items():
+        sums[name] = sums.get(name, 0) + value
+
+
+def iter_usage(cell: Cell) -> Iterable[tuple[str, str, Usage, Mapping[str, int]]]:
+    """Yield the model, the purpose, the usage and the counts of runs of each series of costs in a cell."""
+    for series, sums in cell.items():
+        kind, *labels = json.loads(series)
+        if kind == _USAGE:
+            given: dict[str, Any] = {field: sums.get(field, 0) for field in attrs.fields_dict(Usage)}
+            given |= {name: bool(given[name]) for name in ("estimated", "unpriced")}
+            given["cost_usd"] = sums.get("cost", 0) / UNIT if "priced" in sums else None
+            yield labels[0], labels[1], Usage(**given), sums
+
+
+def iter_lost(cell: Cell) -> Iterable[tuple[str, int]]:
+    """Yield the reason that a provider gave, and the tokens that were read anew, of the cache losses in a cell."""
+    for series, sums in cell.items():
+        kind, *labels = json.loads(series)
+        if kind == _LOST:
+            yield labels[0], sums["n"]
+
+
+@attrs.define(eq=False)
+class _Batch:
+    number: int
+    position: int = 0
+    versions: dict[str, int] = attrs.field(factory=dict)
+    cells: dict[Subject, Cell] = attrs.field(factory=dict)
+    open: dict[str, int] = attrs.field(factory=dict)
+    """Versions of runs that are not over, by id and time of creation; 0 for one that is over now."""
+
+    is_whole: bool = False
+    unreadable: int = 0
+    events: int = 0
+    """Number of events in it. Only in memory."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "position": self.position,
+            "versions": self.versions,
+            "cells": [[list(subject), cell] for subject, cell in self.cells.items()],
+            "open": self.open,
+            "whole": self.is_whole,
+            "unreadable": self.unreadable,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> _Batch:
+        return cls(
+            number=value["number"],
+            position=value["position"],
+            versions=value["versions"],
+            cells={Subject(*subject): cell for subject, cell in value["cells"]},
+            open=value["open"],
+            is_whole=value["whole"],
+            unreadable=value["unreadable"],
+        )
+
+
+@attrs.define(eq=False)
+class Totals:
+    """Keeps the totals of a store. Any number of processes may do so at once."""
+
+    store: Store
+    """The store. It must have followers and records."""
+
+    generation: str = ""
+    """Name of the totals. Default: those that the store has, which are created by the first process."""
+
+    _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    """Held by the task that counts."""
+
+    _holder: str = attrs.field(factory=lambda: secrets.token_hex(8), init=False)
+    _state: StoreRecord | None = attrs.field(default=None, init=False)
+    _batch: _Batch | None = attrs.field(default=None, init=False)
+    """The batch of `_state`, which is in all cells; None if that is not known."""
+
+    _confirmed: int = attrs.field(default=0, init=False)
+    """Position in the store that this process has confirmed."""
+
+    _records: dict[str, StoreRecord] = attrs.field(factory=dict, init=False)
+    """Newest known revisions of records."""
+
+    async def follow(self) -> None:
+        """Count what changes in the store, until cancelled. A store without records or followers has no totals."""
+        if not can_keep_totals(self.store):
+            return
+        counted_at = -math.inf
+        try:
+            while True:
+                try:
+                    found = await _find_generation(self.store)
+                    async with self._lock:
+                        if found != self.generation:  # a rebuild makes another one
+                            self.generation, self._state, self._batch = found, None, None
+                    while await self.count_changes():
+                        pass
+                    if anyio.current_time() >= counted_at + ACTIVE_S:
+                        counted_at = anyio.current_time()
+                        await self.count_active()
+                except ConflictError:
+                    pass  # another process counts
+                except MisuseError as error:  # somebody has dropped the follower
+                    _log.warning("no totals are kept until `agentfsm totals rebuild`: %s", error)
+                    await anyio.sleep(ACTIVE_S)
+                except AgentError as error:
+                    _log.warning("the totals are counted later: %s", error)
+                await anyio.sleep(POLL_S)
+        finally:
+            await self._release()
+
+    async def catch_up(self, *, with_active: bool = True) -> None:
+        """Count all that has changed, unless another process does so.
+
+        Args:
+            with_active: Whether to count the events of runs that are executed, too.
+        """
+        self.generation = self.generation or await _find_generation(self.store)
+        with suppress(ConflictError):
+            while await self.count_changes():
+                pass
+            if with_active:
+                await self.count_active(min_age_s=0.0)
+        await self._release()
+
+    async def count_changes(self) -> bool:
+        """Count a batch of runs that have changed. Return whether there were any.
+
+        Raises:
+            ConflictError: if another process counts at the same time.
+            MisuseError: if the follower was dropped.
+        """
+        async with self._lock:
+            return await self._count_changes()
+
+    async def _count_changes(self) -> bool:
+        name, batch = _name_follower(self.generation), await self.read_batch()
+        unread = await self.store.take_unread(name, holder=self._holder, lease_s=FOLLOWER_LEASE_S, limit=BATCH)
+        if unread and batch.position > self._confirmed:  # that of a process which may have died before it did
+            await self._confirm(batch)
+            unread = await self.store.take_unread(name, holder=self._holder, lease_s=FOLLOWER_LEASE_S, limit=BATCH)
+        if not unread:
+            if not batch.is_whole and not any(each.lag for each in await self.store.followers() if each.name == name):
+                await self._decide(attrs.evolve(batch, cells={}, open={}, number=batch.number + 1, is_whole=True))
+            return False
+        made = _Batch(number=batch.number + 1, is_whole=batch.is_whole, unreadable=batch.unreadable)
+        for each in unread:
+            version, has_more = await self._measure(made, each.run_id, each.after)
+            made.versions[each.key] = version
+            if has_more:  # the rest comes again
+                break
+            made.position = each.change
+            if made.events >= _MAX_EVENTS:
+                break
+        made.position = made.position or batch.position
+        await self._decide(made)
+        await self._confirm(await self.read_batch())
+        return True
+
+    async def count_active(self, min_age_s: float = ACTIVE_S) -> None:
+        """Count the new events of runs that are executed now and are as old as that.
+
+        Raises:
+            ConflictError: if another process counts at the same time.
+        """
+        now = await self.store.now()
+        where = Filter(active_at=now, before=now - min_age_s)
+        active = [each async for each in RunIterator(self.store, where) if each.driven]
+        while active:
+            async with self._lock:
+                batch = await self.read_batch()
+                made = attrs.evolve(batch, number=batch.number + 1, cells={}, open={}, events=0)
+                while active and made.events < _MAX_EVENTS:
+                    _, has_more = await self._measure(made, active[-1].id, 0)
+                    if has_more:
+                        break
+                    active.pop()
+                if made.cells:
+                    await self._decide(made)
+                    await self.read_batch()
+
+    async def _measure(self, batch: _Batch, run_id: str, after: int) -> tuple[int, bool]:
+        """Add the events of a run after a version. Return the version up to which, and whether there are more."""
+        try:
+            stored = await self.store.read(run_id)
+            header = stored.header
+            key = f"{run_id}@{header.created_at!r}"
+            known = (await self._read_object(_name_shard(self.generation, key))).get("runs", {})
+            after = max(after, known.get(key, 0))
+            end = after + _MAX_EVENTS
+            events = stored.events[:end]
+            if len(events) == after:
+                return after, False
+            before = None if after else await read_previous_header(self.store, header)
+            root = await read_root_agent(self.store, header)
+        except RunNotFoundError:  # deleted meanwhile
+            return after, False
+        except (CorruptError, TooNewError) as error:
+            _log.warning("run %s is left out of the totals: %s", run_id, error)
+            batch.unreadable += 1
+            return after, False
+        cells = measure_cells(attrs.evolve(stored, events=events), after=after, root=root, previous=before)
+        for subject, cell in cells.items():
+            for series, fields in cell.items():
+                _add_fields(batch.cells.setdefault(subject, {}).setdefault(series, {}), fields)
+        batch.events += len(events) - after
+        if not isinstance(events[-1], _FINAL):
+            batch.open[key] = len(events)
+        elif key in known:
+            batch.open[key] = 0
+        return len(events), len(stored.events) > end
+
+    async def _decide(self, batch: _Batch) -> None:
+        """Make a batch the next one, unless another process was faster."""
+        revision = 0 if self._state is None else self._state.revision
+        self._batch = None
+        try:
+            self._state = await self.store.write_record(
+                KIND, f"{self.generation}|state", batch.to_json(), revision=revision
+            )
+        except BaseException:
+            self._state = None
+            raise
+
+    async def read_batch(self) -> _Batch:
+        """Return the newest batch, when it is in all cells."""
+        if self._batch is not None:
+            return self._batch
+        if self._state is None:
+            self._confirmed = 0
+            self._records.clear()
+            self._state = await self.store.read_record(KIND, f"{self.generation}|state")
+        batch = _Batch(number=0) if self._state is None else _Batch.from_json(_as_object(self._state.value))
+        parts: dict[str, dict[str, Any]] = {}
+        for subject, cell in batch.cells.items():
+            for level in ("user", "hour", "day"):
+                of = subject if level == "user" else subject._replace(user="")
+                of = of if level != "day" else of._replace(at=of.at // DAY_S * DAY_S)
+                digest = sha256(json.dumps(of).encode()).hexdigest()[:24]
+                part = parts.setdefault(f"{self.generation}|{level}|{of.at:012d}|{digest}", {"of": of, "sums": {}})
+                for series, fields in cell.items():
+                    kept = fields if level == "hour" else _join_slots(fields)
+                    _add_fields(part["sums"].setdefault(series, {}), kept)
+        for key, version in batch.open.items():
+            parts.setdefault(_name_shard(self.generation, key), {"runs": {}})["runs"][key] = version
+        limiter = anyio.CapacityLimiter(_WRITERS)
+        async with anyio.create_task_group() as tasks:
+            for key, part in parts.items():
+                tasks.start_soon(self._apply, key, batch.number, part, limiter)
+        self._batch = batch
+        return batch
+
+    async def _apply(self, key: str, number: int, part: dict[str, Any], limiter: anyio.CapacityLimiter) -> None:
+        """Add a part of a batch to a record, unless it is in it."""
+        async with limiter:
+            while True:
+                value = await self._read_object(key)
+                if value.get("number", 0) >= number:
+                    return
+                if "runs" in part:
+                    runs = value.get("runs", {}) | part["runs"]
+                    new: dict[str, Any] = {
+                        "number": number,
+                        "runs": {run: version for run, version in runs.items() if version},
+                    }
+                else:
+                    sums = {series: dict(fields) for series, fields in value.get("sums", {}).items()}
+                    for series, fields in part["sums"].items():
+                        _add_fields(sums.setdefault(series, {}), fields)
+                    new = {"number": number, "of": list(part["of"]), "sums": sums}
+                revision = self._records[key].revision if key in self._records else 0
+                try:
+                    self._records[key] = await self.store.write_record(KIND, key, new, revision=revision)
+                except ConflictError:
+                    self._records.pop(key, None)
+                else:
+                    return
+
+    async def _read_object(self, key: str) -> dict[str, Any]:
+        """Return the value of a record, from memory if this process has written or read it; empty if there is none."""
+        if key not in self._records:
+            if (found := await self.store.read_record(KIND, key)) is None:
+                return {}
+            if len(self._records) >= _MAX_CACHED:
+                self._records.pop(next(iter(self._records)))
+            self._records[key] = found
+        return _as_object(self._records[key].value)
+
+    async def _confirm(self, batch: _Batch) -> None:
+        await self.store.confirm_read(
+            _name_follower(self.generation), holder=self._holder, position=batch.position, versions=batch.versions
+        )
+        self._confirmed = batch.position
+
+    async def _release(self) -> None:
+        """Let another process count at once."""
+        with anyio.CancelScope(shield=True), suppress(AgentError):  # else the lease ends by itself
+            name = _name_follower(self.generation)
+            await self.store.confirm_read(name, holder=self._holder, position=0, versions={}, release=True)
+
+
+def _join_slots(fields: Mapping[str, int]) -> dict[str, int]:
+    """Return sums and numbers of an hour without the steps in it."""
+    joined: dict[str, int] = {}
+    for name, value in fields.items():
+        _add_fields(joined, {name[0] if name[0] in "ns" and name[1:].isdigit() else name: value})
+    return joined
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CorruptError("a record of the totals is not an object: `agentfsm totals rebuild` makes them anew")
+    return value
+
+
+def _name_follower(generation: str) -> str:
+    return f"totals-{generation}"
+
+
+def _name_shard(generation: str, key: str) -> str:
+    return f"{generation}|open|{sha256(key.encode()).digest()[0] % _SHARDS:02d}"
+
+
+async def _find_generation(store: Store) -> str:
+    """Return the name of the totals of a store, which are begun if there are none."""
+    while (root := await store.read_record(KIND, "root")) is None:
+        generation = secrets.token_hex(4)
+        await store.add_follower(_name_follower(generation))
+        try:
+            await store.write_record(KIND, "root", {"generation": generation, "pruned_before": 0.0}, revision=0)
+        except ConflictError:  # another process has begun them
+            await store.drop_follower(_name_follower(generation))
+    found: str = _as_object(root.value)["generation"]
+    return found
+
+
+async def catch_up_totals(store: Store) -> None:
+    """Count what has changed in a store, if it has totals and no other process does so."""
+    if await read_status(store) is not None:
+        await Totals(store).catch_up()
+
+
+async def mark_pruned(store: Store, before: float) -> None:
+    """Mark the totals of the hours before a time, whose runs were removed: journals cannot show them any more."""
+    while can_keep_totals(store) and (root := await store.read_record(KIND, "root")) is not None:
+        value = _as_object(root.value)
+        with suppress(ConflictError):
+            new = value | {"pruned_before": max(before, value["pruned_before"])}
+            await store.write_record(KIND, "root", new, revision=root.revision)
+            return
+
+
+async def rebuild_totals(store: Store) -> TotalsStatus:
+    """Make the totals of a store anew from its journals, beside the old ones, and put them in their place.
+
+    Cells of which the journals have fewer events than were counted are kept, and marked: their runs were removed. Until
+    the end all read the old totals. A rebuild that was interrupted is continued by the next one.
+
+    Raises:
+        ConflictError: if another process rebuilds them at the same time.
+        MisuseError: if the store has no followers or records.
+    """
+    if not can_keep_totals(store):
+        raise MisuseError(f"{type(store).__name__} keeps no totals: it has no followers, or no records")
+    old = await _find_generation(store)
+    root = await store.read_record(KIND, "root")
+    assert root is not None  # `_find_generation` has found it  # noqa: S101
+    value = _as_object(root.value)
+    if not (new := value.get("building", "")):
+        new = secrets.token_hex(4)
+        root = await store.write_record(KIND, "root", value | {"building": new}, revision=root.revision)
+    await store.add_follower(_name_follower(new))
+    totals, pruned_before = Totals(store, new), value["pruned_before"]
+    while not (await totals.read_batch()).is_whole:
+        await totals.catch_up()
+        await anyio.sleep(0.1)  # an interrupted rebuild may hold the follower for a minute
+    for level, length in (("user", HOUR_S), ("hour", HOUR_S), ("day", DAY_S)):
+        prefix, after = f"{old}|{level}|", ""
+        while page := await store.list_records(KIND, prefix=prefix, after=after):
+            after = page[-1].key
+            await totals.catch_up()  # so the new totals have all events of the page that are still in the store
+            for record in page:
+                key, kept = f"{new}{record.key.removeprefix(old)}", _as_object(record.value)
+                found = await store.read_record(KIND, key)
+                made = {} if found is None else _as_object(found.value)
+                if _count_events(kept) > _count_events(made):
+                    restored: dict[str, Any] = kept | {"number": made.get("number", 0)}
+                    await store.write_record(KIND, key, restored, revision=0 if found is None else found.revision)
+                    pruned_before = max(pruned_before, kept["of"][0] + length)
+    await store.write_record(
+        KIND, "root", {"generation": new, "pruned_before": float(pruned_before)}, revision=root.revision
+    )
+    for each in await store.followers():
+        if each.name.startswith(_name_follower("")) and each.name != _name_follower(new):
+            await store.drop_follower(each.name)
+    async for record in _iter_records(store, ""):
+        if record.key != "root" and not record.key.startswith(f"{new}|"):
+            await store.delete_record(KIND, record.key)
+    status = await read_status(store)
+    assert status is not None  # it was written above  # noqa: S101
+    return status
+
+
+def _count_events(cell: Mapping[str, Any]) -> int:
+    """Return the number of events of journals that are in a cell."""
+    number: int = cell.get("sums", {}).get('["events"]', {}).get("n", 0)
+    return number
