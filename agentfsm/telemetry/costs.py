@@ -21,14 +21,24 @@ from agentfsm.journal.load import read_root_agent
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
 from agentfsm.telemetry.measurements import iter_costs
-from agentfsm.telemetry.totals import HOUR_S, iter_cells, iter_lost, iter_span, iter_usage, read_status
+from agentfsm.telemetry.totals import (
+    HOUR_S,
+    LOST,
+    USAGE,
+    add_fields,
+    build_usage,
+    iter_cells,
+    iter_span,
+    read_series,
+    read_status,
+)
 
 if TYPE_CHECKING:
     from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.header import Header
     from agentfsm.ports.store import Store
     from agentfsm.ports.stored import StoredRun, StoreRecord
-    from agentfsm.telemetry.totals import Subject, TotalsStatus
+    from agentfsm.telemetry.totals import Level, Subject, TotalsStatus
 
 CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
 COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
@@ -269,13 +279,21 @@ async def _read_totals(
             and (agents is None or of.root in agents)
         )
 
-    sums: dict[str, _CostSum] = {}
+    sums: dict[str, dict[str, int]] = {}
+    total: dict[str, int] = {}
     reported: dict[str, int] = {}
-    total, runs, lost, has_users = Usage(), 0, 0, by == "user" or where.user is not None
+    has_users = by == "user" or where.user is not None
     count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
     until = await store.now()
-    days = iter_cells(store, status.generation, "user" if has_users else "day")
-    oldest = await anext((of.at async for of, _ in days if fits(of)), int(until))
+    oldest = 0.0
+    levels: tuple[Level, ...] = ("user",) if has_users else ("day", "hour")
+    for level in levels:  # the hour in which the first one was counted
+        async for of, _ in iter_cells(store, status.generation, level, oldest):
+            if fits(of):
+                oldest = of.at
+                break
+        else:
+            oldest = until
     begin = max(oldest, 0 if since is None else since // HOUR_S * HOUR_S)
     first = until
     if has_users or (by == "day" and zone is not load_zone("UTC")):
@@ -285,29 +303,29 @@ async def _read_totals(
     async for of, cell in cells:
         if not fits(of):
             continue
-        for model, purpose, usage, counts in iter_usage(cell):
-            first = min(first, of.at)
-            day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d")
-            found = sums.setdefault(_name_row(by, of, model, purpose, day), _CostSum())
-            found.usage, found.runs = found.usage + usage, found.runs + counts.get(count, 0)
-            total, runs = total + usage, runs + counts.get("runs", 0)
-        for reason, tokens in iter_lost(cell):
-            lost += tokens
-            if reason:
-                reported[reason] = reported.get(reason, 0) + tokens
+        first = min(first, of.at)
+        day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
+        for series, fields in cell.items():
+            labels = read_series(series)
+            if labels[0] == USAGE:
+                add_fields(sums.setdefault(_name_row(by, of, labels[1], labels[2], day), {}), fields)
+                add_fields(total, fields)
+            elif labels[0] == LOST:
+                add_fields(reported, {labels[1]: fields["n"]})
+    rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in sums.items()}
     return CostReport(
         since=begin if begin > oldest else first,
         until=until,
         by=by,
-        rows=_list_rows(by, sums),
-        total=total,
-        runs=runs,
+        rows=_list_rows(by, rows),
+        total=build_usage(total),
+        runs=total.get("runs", 0),
         is_whole=True,
         is_from_totals=True,
         uncounted=status.uncounted,
         pruned_before=status.pruned_before or None,
-        lost_tokens=lost,
-        lost_as_reported=reported,
+        lost_tokens=sum(reported.values()),
+        lost_as_reported={reason: tokens for reason, tokens in reported.items() if reason},
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,17 @@ from agentfsm.ports.store import Filter, Store
 from agentfsm.ports.stored import BEST_RATING
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
-from agentfsm.telemetry.totals import DAY_S, HOUR_S, RATIO, SLOT_S, UNIT, iter_cells, iter_span, read_status
+from agentfsm.telemetry.totals import (
+    DAY_S,
+    HOUR_S,
+    RATIO,
+    SLOT_S,
+    UNIT,
+    iter_cells,
+    iter_span,
+    read_series,
+    read_status,
+)
 
 if TYPE_CHECKING:
     from agentfsm.ports.stored import StoredRun
@@ -187,9 +196,8 @@ class MeasurementLog:
 
     def find_start(self, since: float) -> float:
         """Return a time; for -inf that of the oldest measurement, else inf; the measurements must be in order."""
-        if since > -inf:
-            return since - since % self.step_s if self.step_s else since
-        return min([points[0][0] for points in self.series.values()], default=inf)
+        first = since if since > -inf else min([points[0][0] for points in self.series.values()], default=inf)
+        return first - first % self.step_s if self.step_s and first < inf else first
 
     def find_end(self, now: float) -> float:
         """Return the present, or the time of the newest measurement: clocks differ, and times are rounded."""
@@ -293,13 +301,15 @@ async def _read_totals(
     log.step_s, now = HOUR_S if with_days else SLOT_S, await store.now()
     begin = max(0.0, since // HOUR_S * HOUR_S) if since > -inf else 0.0
     if not begin:  # the first day is read by hours
-        begin = await anext((of.at async for of, _ in iter_cells(store, generation, "hour")), 0.0)
+        async for of, _ in iter_cells(store, generation, "hour"):
+            begin = of.at
+            break
     cells = iter_span(store, generation, begin) if with_days else iter_cells(store, generation, "hour", begin)
     async for of, cell in cells:
         if where.agent not in {None, of.agent} or where.purpose not in {None, of.purpose}:
             continue
         for series, fields in cell.items():
-            name, *labels = json.loads(series)
+            name, *labels = read_series(series)
             if name not in m.METRICS:
                 continue
             key = name, tuple(labels)
@@ -310,8 +320,7 @@ async def _read_totals(
                     log.series.setdefault(key, []).append(point)
                 elif field[0] == "b":
                     value = 2 * RATIO ** int(field[1:]) / (1 + RATIO)
-                    at = min(of.at + HOUR_S / 2, now)
-                    log.spreads.setdefault(key, []).append((at, value, count))
+                    log.spreads.setdefault(key, []).append((of.at, value, count))
 
 
 def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:

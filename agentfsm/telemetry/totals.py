@@ -22,15 +22,25 @@ import json
 import logging
 import math
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import anyio
 import attrs
 
-from agentfsm.core.errors import AgentError, ConflictError, CorruptError, MisuseError, RunNotFoundError, TooNewError
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    CorruptError,
+    MisuseError,
+    RunNotFoundError,
+    TooNewError,
+    first_error,
+)
 from agentfsm.core.events import Accepted, AnswerGiven, Failed
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -71,8 +81,8 @@ _SHARDS: Final = 64
 # Cells that are kept in memory, and that are written at once.
 _MAX_CACHED: Final = 2_000
 _WRITERS: Final = 50
-_USAGE: Final = "usage"
-_LOST: Final = "lost"
+USAGE: Final = "usage"
+LOST: Final = "lost"
 _FINAL: Final = (AnswerGiven, Accepted, Failed)
 
 _log = logging.getLogger("agentfsm.telemetry")
@@ -118,8 +128,8 @@ class TotalsStatus(Value):
 
 def can_keep_totals(store: Store) -> bool:
     """Return whether a store has the followers and records that totals need."""
-    kind = type(store)
-    return kind.add_follower is not Store.add_follower and kind.write_record is not Store.write_record
+    inherited = (Store.add_follower, Store.write_record)
+    return not any(getattr(type(store), each.__name__, None) is each for each in inherited)
 
 
 async def read_status(store: Store) -> TotalsStatus | None:
@@ -142,33 +152,44 @@ async def read_status(store: Store) -> TotalsStatus | None:
     )
 
 
-async def iter_cells(
-    store: Store, generation: str, level: Level, since: float = 0.0, until: float = math.inf
-) -> AsyncIterator[tuple[Subject, Cell]]:
-    """Yield the cells of a level that begin in a time, oldest first."""
-    prefix = f"{generation}|{level}|"
-    async for record in _iter_records(store, prefix, f"{prefix}{max(0, int(since)):012d}|"):
-        value = _as_object(record.value)
-        subject = Subject(*value["of"])
-        if subject.at >= until:
-            return
-        yield subject, value["sums"]
+@attrs.define(eq=False)
+class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
+    """Iterator over cells of totals, level by level, oldest first. It is safe to break out of the loop at any time."""
+
+    store: Store
+    spans: list[tuple[str, float, float]]
+    """Levels that are read one after the other: the beginning of the keys, and the first and the end of the times."""
+
+    _cells: deque[tuple[Subject, Cell]] = attrs.field(factory=deque, init=False)
+    _after: str = attrs.field(default="", init=False)
+
+    async def __anext__(self) -> tuple[Subject, Cell]:
+        while not self._cells:
+            if not self.spans:
+                raise StopAsyncIteration
+            prefix, since, until = self.spans[0]
+            after = self._after or f"{prefix}{max(0, int(since)):012d}|"
+            page = await self.store.list_records(KIND, prefix=prefix, after=after)
+            for record in page:
+                value = _as_object(record.value)
+                if (subject := Subject(*value["of"])).at < until:
+                    self._cells.append((subject, value["sums"]))
+            self._after = page[-1].key if page else ""
+            if len(self._cells) < len(page) or not page:
+                self._after = ""
+                self.spans = self.spans[1:]
+        return self._cells.popleft()
 
 
-async def iter_span(store: Store, generation: str, since: float) -> AsyncIterator[tuple[Subject, Cell]]:
-    """Yield the cells from an hour on, without users: the hours of the first day, then days."""
+def iter_cells(store: Store, generation: str, level: Level, since: float = 0.0) -> CellIterator:
+    """Return the cells of a level that begin at a time or later."""
+    return CellIterator(store, [(f"{generation}|{level}|", since, math.inf)])
+
+
+def iter_span(store: Store, generation: str, since: float) -> CellIterator:
+    """Return the cells from an hour on, without users: the hours of the first day, then days."""
     days_at = (since // DAY_S + 1) * DAY_S
-    async for each in iter_cells(store, generation, "hour", since, days_at):
-        yield each
-    async for each in iter_cells(store, generation, "day", days_at):
-        yield each
-
-
-async def _iter_records(store: Store, prefix: str, after: str = "") -> AsyncIterator[StoreRecord]:
-    while page := await store.list_records(KIND, prefix=prefix, after=after):
-        for record in page:
-            yield record
-        after = page[-1].key
+    return CellIterator(store, [(f"{generation}|hour|", since, days_at), (f"{generation}|day|", days_at, math.inf)])
 
 
 def measure_cells(
@@ -184,7 +205,7 @@ def measure_cells(
         hour = int(at) // HOUR_S * HOUR_S
         names = (header.agent, root or header.agent, header.tenant or "", header.release)
         sums = cells.setdefault(Subject(hour, *names, header.purpose, header.user or ""), {})
-        _add_fields(sums.setdefault(json.dumps([*series], ensure_ascii=False), {}), fields)
+        add_fields(sums.setdefault(json.dumps([*series], ensure_ascii=False), {}), fields)
 
     for event in stored.events[max(after, header.forked_at) :]:
         add(event.at, ["events"], {"n": 1})
@@ -203,36 +224,32 @@ def measure_cells(
         if version > after:
             counts = attrs.asdict(usage, filter=lambda field, _: field.name != "cost_usd")
             money = {} if usage.cost_usd is None else {"priced": 1, "cost": round(usage.cost_usd * UNIT)}
-            add(at, [_USAGE, model, purpose], {name: int(each) for name, each in counts.items() if each} | money | new)
+            add(at, [USAGE, model, purpose], {name: int(each) for name, each in counts.items() if each} | money | new)
     own = stored.events[header.forked_at :]
     known = len([*list_cache_losses(own[: max(0, after - header.forked_at)])])
     for loss in [*list_cache_losses(own)][known:]:
-        add(loss.at, [_LOST, loss.reported], {"n": loss.tokens})
+        add(loss.at, [LOST, loss.reported], {"n": loss.tokens})
     return cells
 
 
-def _add_fields(sums: dict[str, int], fields: Mapping[str, int]) -> None:
+@lru_cache(maxsize=10_000)
+def read_series(text: str) -> tuple[str, ...]:
+    """Return the name and the labels of a series of a cell."""
+    return tuple(json.loads(text))
+
+
+def build_usage(sums: Mapping[str, int]) -> Usage:
+    """Return the usage that a series of costs is the sum of."""
+    given: dict[str, Any] = {field: sums.get(field, 0) for field in attrs.fields_dict(Usage)}
+    given |= {name: bool(given[name]) for name in ("estimated", "unpriced")}
+    given["cost_usd"] = sums["cost"] / UNIT if "priced" in sums else None
+    return Usage(**given)
+
+
+def add_fields(sums: dict[str, int], fields: Mapping[str, int]) -> None:
+    """Add fields of a series to others."""
     for name, value in fields.items():
         sums[name] = sums.get(name, 0) + value
-
-
-def iter_usage(cell: Cell) -> Iterable[tuple[str, str, Usage, Mapping[str, int]]]:
-    """Yield the model, the purpose, the usage and the counts of runs of each series of costs in a cell."""
-    for series, sums in cell.items():
-        kind, *labels = json.loads(series)
-        if kind == _USAGE:
-            given: dict[str, Any] = {field: sums.get(field, 0) for field in attrs.fields_dict(Usage)}
-            given |= {name: bool(given[name]) for name in ("estimated", "unpriced")}
-            given["cost_usd"] = sums.get("cost", 0) / UNIT if "priced" in sums else None
-            yield labels[0], labels[1], Usage(**given), sums
-
-
-def iter_lost(cell: Cell) -> Iterable[tuple[str, int]]:
-    """Yield the reason that a provider gave, and the tokens that were read anew, of the cache losses in a cell."""
-    for series, sums in cell.items():
-        kind, *labels = json.loads(series)
-        if kind == _LOST:
-            yield labels[0], sums["n"]
 
 
 @attrs.define(eq=False)
@@ -319,8 +336,9 @@ class Totals:
                 except MisuseError as error:  # somebody has dropped the follower
                     _log.warning("no totals are kept until `agentfsm totals rebuild`: %s", error)
                     await anyio.sleep(ACTIVE_S)
-                except AgentError as error:
-                    _log.warning("the totals are counted later: %s", error)
+                except Exception as error:  # noqa: BLE001  totals are no reason to stop the server
+                    is_known = isinstance(error, AgentError)
+                    _log.warning("the totals are counted later: %s", error, exc_info=None if is_known else error)
                 await anyio.sleep(POLL_S)
         finally:
             await self._release()
@@ -412,19 +430,25 @@ class Totals:
         except RunNotFoundError:  # deleted meanwhile
             return after, False
         except (CorruptError, TooNewError) as error:
-            _log.warning("run %s is left out of the totals: %s", run_id, error)
-            batch.unreadable += 1
-            return after, False
-        cells = measure_cells(attrs.evolve(stored, events=events), after=after, root=root, previous=before)
+            return self._leave_out(batch, run_id, error, after)
+        try:
+            cells = measure_cells(attrs.evolve(stored, events=events), after=after, root=root, previous=before)
+        except Exception as error:  # noqa: BLE001  one journal is no reason to stop counting the others
+            return self._leave_out(batch, run_id, error, after)
         for subject, cell in cells.items():
             for series, fields in cell.items():
-                _add_fields(batch.cells.setdefault(subject, {}).setdefault(series, {}), fields)
+                add_fields(batch.cells.setdefault(subject, {}).setdefault(series, {}), fields)
         batch.events += len(events) - after
         if not isinstance(events[-1], _FINAL):
             batch.open[key] = len(events)
         elif key in known:
             batch.open[key] = 0
         return len(events), len(stored.events) > end
+
+    def _leave_out(self, batch: _Batch, run_id: str, error: Exception, version: int) -> tuple[int, bool]:
+        _log.warning("run %s is left out of the totals: %s", run_id, error)
+        batch.unreadable += 1
+        return version, False
 
     async def _decide(self, batch: _Batch) -> None:
         """Make a batch the next one, unless another process was faster."""
@@ -456,13 +480,16 @@ class Totals:
                 part = parts.setdefault(f"{self.generation}|{level}|{of.at:012d}|{digest}", {"of": of, "sums": {}})
                 for series, fields in cell.items():
                     kept = fields if level == "hour" else _join_slots(fields)
-                    _add_fields(part["sums"].setdefault(series, {}), kept)
+                    add_fields(part["sums"].setdefault(series, {}), kept)
         for key, version in batch.open.items():
             parts.setdefault(_name_shard(self.generation, key), {"runs": {}})["runs"][key] = version
         limiter = anyio.CapacityLimiter(_WRITERS)
-        async with anyio.create_task_group() as tasks:
-            for key, part in parts.items():
-                tasks.start_soon(self._apply, key, batch.number, part, limiter)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for key, part in parts.items():
+                    tasks.start_soon(self._apply, key, batch.number, part, limiter)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
         self._batch = batch
         return batch
 
@@ -482,7 +509,7 @@ class Totals:
                 else:
                     sums = {series: dict(fields) for series, fields in value.get("sums", {}).items()}
                     for series, fields in part["sums"].items():
-                        _add_fields(sums.setdefault(series, {}), fields)
+                        add_fields(sums.setdefault(series, {}), fields)
                     new = {"number": number, "of": list(part["of"]), "sums": sums}
                 revision = self._records[key].revision if key in self._records else 0
                 try:
@@ -519,7 +546,7 @@ def _join_slots(fields: Mapping[str, int]) -> dict[str, int]:
     """Return sums and numbers of an hour without the steps in it."""
     joined: dict[str, int] = {}
     for name, value in fields.items():
-        _add_fields(joined, {name[0] if name[0] in "ns" and name[1:].isdigit() else name: value})
+        add_fields(joined, {name[0] if name[0] in "ns" and name[1:].isdigit() else name: value})
     return joined
 
 
@@ -609,9 +636,12 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
     for each in await store.followers():
         if each.name.startswith(_name_follower("")) and each.name != _name_follower(new):
             await store.drop_follower(each.name)
-    async for record in _iter_records(store, ""):
-        if record.key != "root" and not record.key.startswith(f"{new}|"):
-            await store.delete_record(KIND, record.key)
+    after = ""
+    while page := await store.list_records(KIND, after=after):
+        after = page[-1].key
+        for record in page:
+            if record.key != "root" and not record.key.startswith(f"{new}|"):
+                await store.delete_record(KIND, record.key)
     status = await read_status(store)
     assert status is not None  # it was written above  # noqa: S101
     return status

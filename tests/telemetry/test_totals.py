@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import inf
+
+import anyio
 import pytest
 
-from agentfsm import Agent, Usage, tool
+from agentfsm import Agent, Runs, Usage, tool
 from agentfsm.core.errors import AgentError
+from agentfsm.ports import Feedback
+from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.telemetry import read_costs
 from agentfsm.telemetry import totals as t
+from agentfsm.telemetry.costs import COST_GROUPS
+from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import ScriptedModel, call, say
 
 pytestmark = pytest.mark.anyio
@@ -59,8 +68,13 @@ async def fill(store, count):
     child = Agent(Priced(say("ok", usage=Usage(output_tokens=3))), name="child", store=store)
     asks = say("", call("child", query="?"), usage=Usage(output_tokens=1))
     await Agent(Priced(asks, "done"), name="parent", tools=[child.as_tool()], store=store).run("x", id="parent")
-    paying = Agent(Priced(say("", call("pay", cents=1)), "paid"), name="payer", tools=[pay], store=store)
-    await paying.run("x", id="waits")
+    await Agent(Priced(say("", call("pay", cents=1))), name="payer", tools=[pay], store=store).run("x", id="waits")
+
+
+async def resume(store):
+    """Let the run end that waits."""
+    await Runs(store).approve("waits", "t1.0")
+    await Agent(Priced("paid"), name="payer", tools=[pay], store=store).resume("waits")
 
 
 async def fold(store):
@@ -105,7 +119,7 @@ async def test_they_are_the_sums_of_the_journals(store):
     assert await counted(store) == await fold(store)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Stands for the end of a process."""
 
 
@@ -139,34 +153,51 @@ def no_lease(monkeypatch):
     monkeypatch.setattr(t, "FOLLOWER_LEASE_S", 0.0)
     monkeypatch.setattr(t, "BATCH", 2)
     monkeypatch.setattr(t, "_MAX_EVENTS", 5)
-    monkeypatch.setattr(t, "can_keep_totals", lambda _store: True)
 
 
 async def play(passage, store):
-    """Count in a process, execute more, and count again."""
-    totals = t.Totals(passage)
-    await totals.catch_up()
-    await build(store).run("later", user="u1")
+    """Count in a process while a run is executed and another waits, let both end, and count again."""
+    totals, may_end, has_begun = t.Totals(passage), anyio.Event(), anyio.Event()
+
+    @tool(read_only=True)
+    async def work() -> str:
+        """Work."""
+        has_begun.set()
+        await may_end.wait()
+        return "done"
+
+    worker = Agent(
+        Priced(say("", call("work"), usage=Usage(output_tokens=1)), "x"), name="w", tools=[work], store=store
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run, "x")
+        await has_begun.wait()
+        try:
+            await totals.catch_up()
+            await resume(store)
+            await totals.catch_up()
+        finally:
+            may_end.set()
     await totals.catch_up()
 
 
-@pytest.mark.parametrize("after", [False, True])
-async def test_a_process_that_is_killed_neither_loses_nor_doubles(after, no_lease):
-    """At each operation in turn; the next process goes on."""
+# Operations between two stops: each of them in the soak.
+STEPS = [5, pytest.param(1, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_process_that_is_killed_neither_loses_nor_doubles(step, no_lease):
+    """Before and after operations of it; the next process goes on."""
 
     async def die():
-        raise Killed
+        raise KilledError
 
-    stop_at = 0
-    while True:
-        stop_at += 1
+    for stop_at in range(1, 200, step):
         store = MemoryStore()
         await fill(store, 3)
-        passage = Passage(store, stop_at, after, die)
-        try:
+        passage = Passage(store, stop_at, after=stop_at % 2, act=die)
+        with suppress(KilledError, ExceptionGroup):
             await play(passage, store)
-        except* Killed:
-            pass
         await t.Totals(store).catch_up()
         assert await counted(store) == await fold(store), stop_at
         if passage.count < stop_at:
@@ -174,11 +205,10 @@ async def test_a_process_that_is_killed_neither_loses_nor_doubles(after, no_leas
     assert stop_at > 60
 
 
-async def test_a_process_that_was_overtaken_counts_nothing_twice(no_lease):
-    """It stops at each operation in turn, while another one counts all, and a run changes."""
-    stop_at = 0
-    while True:
-        stop_at += 1
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_process_that_was_overtaken_counts_nothing_twice(step, no_lease):
+    """It stops at operations of it, while another one counts all, and a run changes."""
+    for stop_at in range(1, 200, step):
         store = MemoryStore()
         await fill(store, 3)
 
@@ -187,12 +217,85 @@ async def test_a_process_that_was_overtaken_counts_nothing_twice(no_lease):
             await build(store).run("meanwhile", user="u2")
             await t.Totals(store).catch_up()
 
-        passage = Passage(store, stop_at, stop_at % 2, overtake)
-        try:
+        passage = Passage(store, stop_at, after=stop_at % 2, act=overtake)
+        with suppress(AgentError, ExceptionGroup):  # the lease, or the record, is that of the other one
             await play(passage, store)
-        except AgentError:  # the lease, or the record, is that of the other one
-            pass
         await t.Totals(store).catch_up()
         assert await counted(store) == await fold(store), stop_at
         if passage.count < stop_at:
             break
+    assert stop_at > 60
+
+
+async def test_a_rebuild_gives_the_same_and_keeps_what_was_removed(store):
+    """It makes the totals for the first time, equal ones again, and goes on where it was interrupted."""
+    await fill(store, 3)
+    first = await t.rebuild_totals(store)
+    before = await counted(store)
+    assert before == await fold(store)
+    status = await t.rebuild_totals(store)
+    assert (status.generation != first.generation, status.is_whole, status.pruned_before) == (True, True, 0)
+    assert await counted(store) == before
+    assert [each.name for each in await store.followers()] == [f"totals-{status.generation}"]
+    count = await store.prune(await store.now() + 1)
+    with pytest.raises(KilledError):
+        await t.rebuild_totals(Passage(store, 12, after=True, act=_die))
+    status = await t.rebuild_totals(store)
+    assert (count > 0, await counted(store)) == (True, before)
+    assert status.pruned_before >= await store.now()
+    report = await read_costs(store)
+    assert (report.pruned_before, report.runs) == (status.pruned_before, 6)
+    await build(store).run("later")
+    await t.Totals(store).catch_up()
+    assert (await read_costs(store)).runs == 7
+
+
+async def _die():
+    raise KilledError
+
+
+@pytest.mark.parametrize("by", COST_GROUPS)
+async def test_costs_are_those_of_the_journals(store, by):
+    """In each table, of one tenant, agent or user, and of the agents of a server with their sub-agents."""
+    await fill(store, 4)
+    options = [
+        {},
+        {"tz": "Asia/Kolkata"},
+        {"where": Filter(tenant="acme")},
+        {"where": Filter(tenant="", agent="shop")},
+        {"where": Filter(user="u1")},
+        {"agents": ["parent"]},
+        {"since": (await store.now() // 3_600 - 5) * 3_600},
+    ]
+    expected = [await read_costs(store, by=by, **each) for each in options]
+    await t.Totals(store).catch_up()
+    for each, report in zip(options, expected, strict=True):
+        found = await read_costs(store, by=by, **each)
+        assert (found.is_from_totals, report.is_from_totals) == (True, False)
+        assert {row.name: (row.usage.tokens, row.runs) for row in found.rows} == {
+            row.name: (row.usage.tokens, row.runs) for row in report.rows
+        }
+        assert (found.usd, found.runs) == (pytest.approx(report.usd), report.runs)
+        assert found.total.cached_tokens == report.total.cached_tokens
+        assert report.since - 3_600 <= found.since <= report.since + 1
+
+
+async def test_metrics_are_those_of_the_journals(store):
+    """Counts and means are the same; percentiles are within 5 %."""
+    await fill(store, 4)
+    await store.add_feedback("parent", "1", Feedback(rating=4))
+    now = await store.now()
+    first = summarize(log := await read_measurements(store), -inf, log.find_end(now))
+    await t.Totals(store).catch_up()
+    found = summarize(log := await read_measurements(store), -inf, log.find_end(now))
+    assert found.outcomes == first.outcomes == {"completed": 5}
+    assert (found.waiting, found.ratings, found.user_satisfaction) == ({"approval": 1}, 1, 4)
+    for name in ("tasks", "task_success_rate", "avg_rounds_per_task", "avg_tokens_per_task", "input_tokens", "signals"):
+        assert getattr(found, name) == getattr(first, name), name
+    assert found.avg_latency_ms == pytest.approx(first.avg_latency_ms)
+    assert found.latency_s.p95 == pytest.approx(first.latency_s.p95, rel=0.051)
+    assert [(each.tool, each.calls, each.tool_error_rate) for each in found.tools] == [
+        (each.tool, each.calls, each.tool_error_rate) for each in first.tools
+    ]
+    assert found.daily_cost_usd == pytest.approx(first.daily_cost_usd)
+    assert (await read_measurements(store, agent="other")).series == {}
