@@ -8,7 +8,7 @@
     agentfsm init | completion                                                                set up
     agentfsm alerts rules | test
     agentfsm followers list | drop
-    agentfsm totals rebuild
+    agentfsm totals show | rebuild
     agentfsm schedule add | list | show | next | pause | resume | remove | backfill
     agentfsm rollout start | weights | status | back | kill | log | watch
     agentfsm release list | show | diff

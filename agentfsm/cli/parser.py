@@ -526,10 +526,12 @@ def _add_retention(add: AddParser) -> None:
 
 
 def _add_totals(add: AddParser) -> None:
-    sub = _add_group(add, "totals", "the sums of all runs, which costs, metrics and alerts read")
-    _add_command(
-        sub, fleet_metrics.rebuild, name="rebuild", text="make them anew from the journals, or for the first time"
-    )
+    sub = _add_group(add, "totals", "the sums of all runs that costs, metrics and alerts read")
+    show = _add_command(sub, fleet_metrics.totals, name="show", text="print how far they are")
+    text = "make them anew from the journals, or for the first time"
+    rebuild = _add_command(sub, fleet_metrics.totals, name="rebuild", text=text)
+    show.set_defaults(rebuild=False)
+    rebuild.set_defaults(rebuild=True)
 
 
 def _add_followers(add: AddParser) -> None:

@@ -499,7 +499,10 @@ def test_help_names_every_command(here):
     """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
     text, groups = (
         here("--help"),
-        ("alerts", "followers", "schedule", "rollout", "release", "prompts", "eval", "keys", "memory", "index", "mcp"),
+        (
+            *("alerts", "followers", "totals", "schedule", "rollout", "release", "prompts", "eval", "keys"),
+            *("memory", "index", "mcp"),
+        ),
     )
     pages = [text, *(here(group, "--help") for group in groups)]
     named = [set(re.findall(r"^    ([\w-]+)", page, re.MULTILINE)) for page in pages]

@@ -14,7 +14,7 @@ from agentfsm.cli.render.formatting import format_count, format_duration, format
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.telemetry.metrics_summary import Distribution, MetricsSummary, read_measurements, summarize
-from agentfsm.telemetry.totals import TotalsStatus, catch_up_totals, rebuild_totals
+from agentfsm.telemetry.totals import TotalsStatus, catch_up_totals, read_status, rebuild_totals
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -47,22 +47,25 @@ def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return ExitCode.DONE
 
 
-def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Make the totals of a store anew from its journals, or for the first time."""
+def totals(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print how far the totals of a store are; with `totals rebuild`, after they were made anew from its journals."""
     store = open_existing_store(args.store)
 
-    async def act() -> TotalsStatus:
-        return await rebuild_totals(store)
+    async def act() -> TotalsStatus | None:
+        return await (rebuild_totals if args.rebuild else read_status)(store)
 
     status = run_in_store(store, act)
     if terminal.json:
-        terminal.document(attrs.asdict(status))
-        return ExitCode.DONE
-    terminal.out("the totals have all runs of the store")
-    if status.pruned_before:
-        terminal.out(f"kept what they had of runs that were removed, from before {format_time(status.pruned_before)}")
-    if status.unreadable:
-        terminal.out(f"{format_count(status.unreadable, 'run')} could not be read: the log says why")
+        terminal.document({"totals": status and attrs.asdict(status)})
+    elif status is None:
+        terminal.out("the store keeps no totals: `agentfsm totals rebuild` begins them, as do servers and workers")
+    else:
+        first = "all runs were counted" if status.is_whole else "the first count is not complete"
+        terminal.out(f"{first}, {format_count(status.uncounted, 'run')} changed since")
+        if status.pruned_before:
+            terminal.out(f"they keep what runs from before {format_time(status.pruned_before)} had that were removed")
+        if status.unreadable:
+            terminal.out(f"{format_count(status.unreadable, 'journal')} could not be read: the log says why")
     return ExitCode.DONE
 
 

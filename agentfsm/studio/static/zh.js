@@ -72,7 +72,7 @@ export const ZH = {
   "Findings": "检查结果", "warning": "警告", "hint": "建议", "Sub-agents": "子智能体", "MCP servers": "MCP 服务器", "Limits": "限制", "Instructions": "指令",
   "Server": "服务器", "Trust": "信任", "trusted": "可信", "not trusted": "不可信", "Pins": "固定", "{n} tools pinned": "已固定 {n} 个工具", "no pins": "未固定", "Error": "错误",
   "No sessions": "没有会话", "Runs with one session continue each other's conversation.": "同一会话的运行会接续对话。",
-  "the newest ones": "最新的", "{n} tokens of input were read anew that the provider had had in its prompt cache": "{n} 个输入词元本在服务商的提示缓存中，却被重新读取", "Newest run": "最新运行",
+  "only the newest runs: the totals of the store are not complete": "仅统计最新的运行：存储的总计尚未完成", "{n} runs changed since they were counted": "{n} 个运行在统计之后又有变化", "runs from before {at} were removed; their costs are in the totals only": "{at} 之前的运行已被删除，其费用仅保留在总计中", "the newest ones": "最新的", "{n} tokens of input were read anew that the provider had had in its prompt cache": "{n} 个输入词元本在服务商的提示缓存中，却被重新读取", "Newest run": "最新运行",
   "Costs": "费用", "Rows": "行", "Time": "时间", "by agent": "按智能体", "by model": "按模型", "by purpose": "按用途", "by user": "按用户", "by day": "按天", "by tenant": "按租户",
   "group agent": "智能体", "group model": "模型", "group purpose": "用途", "group user": "用户", "group day": "日期", "group tenant": "租户",
   "the last {n} days": "最近 {n} 天", "all": "全部", "No costs": "没有费用", "No run of this time has used a model or a tool that costs money.": "这段时间内没有运行使用过收费的模型或工具。",

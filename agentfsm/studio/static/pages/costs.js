@@ -48,15 +48,15 @@ export const costs = {
 };
 
 function draw(found) {
-  const { total, forecast } = found;
-  const rate = t("{usd} in {days} days = {rate} a day; {n} days at this rate: {month}", {
+  const { forecast } = found;
+  const rate = forecast && t("{usd} in {days} days = {rate} a day; {n} days at this rate: {month}", {
     usd: money(total.usd), days: forecast.days.toFixed(1), rate: money(forecast.usd_per_day), n: forecast.month_days, month: money(forecast.month_usd),
   });
   return [
     found.rows.length
-      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) }), Object.entries(found.lost_as_reported).map(([reason, tokens]) => ` · ${reason} ${count(tokens)}`)))
+      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft", "data-partial": "" }, t("only the newest runs: the totals of the store are not complete")), found.uncounted > 0 && h("p", { class: "soft", "data-uncounted": "" }, t("{n} runs changed since they were counted", { n: count(found.uncounted) })), found.pruned_before > found.since && h("p", { class: "soft", "data-pruned": "" }, t("runs from before {at} were removed; their costs are in the totals only", { at: date(found.pruned_before) })), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) }), Object.entries(found.lost_as_reported).map(([reason, tokens]) => ` · ${reason} ${count(tokens)}`)))
       : empty(t("No costs"), t("No run of this time has used a model or a tool that costs money.")),
-    found.rows.length > 0 && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
+    found.rows.length > 0 && forecast && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
     found.windows.length > 0 && card(t("Spending limits"), drawWindows(found.windows)),
   ];
 }
