@@ -8,16 +8,20 @@ from math import inf
 import anyio
 import pytest
 
-from agentfsm import Agent, Runs, Usage, tool
-from agentfsm.core.errors import AgentError
+from agentfsm import Agent, Runs, StopReason, Usage, tool
+from agentfsm.core.errors import AgentError, ConflictError, StoreError
 from agentfsm.ports import Feedback
 from agentfsm.ports.store import Filter
+from agentfsm.serve import administration
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry import totals as t
+from agentfsm.telemetry.alerts import LOOKBACK_S, replay_alerts
 from agentfsm.telemetry.costs import COST_GROUPS
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.gateways import named, serving
+from tests.support.recorded_tasks import record_task
 
 pytestmark = pytest.mark.anyio
 
@@ -227,7 +231,7 @@ async def test_a_process_that_was_overtaken_counts_nothing_twice(step, no_lease)
     assert stop_at > 60
 
 
-async def test_a_rebuild_gives_the_same_and_keeps_what_was_removed(store):
+async def test_a_rebuild_gives_the_same_and_keeps_what_was_removed(store, no_lease):
     """It makes the totals for the first time, equal ones again, and goes on where it was interrupted."""
     await fill(store, 3)
     first = await t.rebuild_totals(store)
@@ -299,3 +303,107 @@ async def test_metrics_are_those_of_the_journals(store):
     ]
     assert found.daily_cost_usd == pytest.approx(first.daily_cost_usd)
     assert (await read_measurements(store, agent="other")).series == {}
+
+
+async def record(store, number, at, **options):
+    """Put the journal of a task into a store."""
+    made = record_task(number, at, **options)
+    _, lease = await store.create(made.header, events=made.events)
+    await store.release(lease).wait()
+
+
+async def test_alerts_fire_as_with_the_journals(store):
+    """On bursts, slow hours and errors, of which totals keep steps of 5 minutes."""
+    until = await store.now() // 3_600 * 3_600
+    number = 0
+    for hour in range(30):
+        for index in range({10: 24, 11: 24, 20: 30, 28: 45}.get(hour, 9)):
+            number += 1
+            at = until - (30 - hour) * 3_600 + index * 70 + 1
+            failed = StopReason.TIMEOUT if hour in {10, 11} and index % 2 else None
+            seconds, usd = 25 if hour == 20 else 2, 40 if hour == 15 else 0.01
+            await record(store, number, at, turns=3, seconds=seconds, usd=usd, failed=failed)
+    since = until - 29 * 3_600
+    expected = replay_alerts(await read_measurements(store), since, until)
+    assert {each.alert for each in expected} >= {"error_rate", "avg_latency_ms", "tool_call_frequency"}
+    await t.Totals(store).catch_up()
+    log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False)
+    found = replay_alerts(log, since, until)
+    assert [(each.alert, each.since, each.until) for each in found] == [
+        (each.alert, each.since, each.until) for each in expected
+    ]
+    assert [each.worst for each in found] == pytest.approx([each.worst for each in expected])
+
+
+async def test_a_follower_goes_on_after_a_failure(store, monkeypatch):
+    """Of the store, and of a bug; then it counts all, and runs that are executed."""
+    monkeypatch.setattr(t, "POLL_S", 0.001)
+    monkeypatch.setattr(t, "ACTIVE_S", 0.0)
+    await fill(store, 1)
+    faults = [StoreError("the disk is full"), ValueError("a bug"), ConflictError("another one was faster")]
+
+    async def fail():
+        if faults:
+            passage._stop_at = passage.count + 5
+            raise faults.pop()
+
+    passage = Passage(store, 2, after=False, act=fail)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(t.Totals(passage).follow)
+            while (found := await t.read_status(store)) is None or not found.is_whole or found.uncounted:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    assert (await counted(store), faults) == (await fold(store), [])
+
+
+async def test_a_run_that_is_executed_is_counted(store):
+    """Up to its newest event, and once; it is no task yet."""
+    may_end, has_begun = anyio.Event(), anyio.Event()
+
+    @tool(read_only=True)
+    async def work() -> str:
+        """Work."""
+        has_begun.set()
+        await may_end.wait()
+        return "done"
+
+    works = say("", call("work"), usage=Usage(output_tokens=3))
+    worker = Agent(Priced(works, say("x", usage=Usage(output_tokens=1))), name="w", tools=[work], store=store)
+    totals = t.Totals(store)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run, "x")
+        await has_begun.wait()
+        await totals.catch_up()
+        report, log = await read_costs(store), await read_measurements(store)
+        assert (report.usd, report.runs) == (0.03, 1)
+        assert summarize(log, -inf, log.find_end(await store.now())).tasks == 0
+        may_end.set()
+    await totals.catch_up()
+    assert ((await read_costs(store)).usd, await counted(store)) == (0.04, await fold(store))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # that of the server
+async def test_costs_over_http(store, monkeypatch):
+    """Of all runs from the totals that a server with agents keeps; one without reads the newest, and says so."""
+    monkeypatch.setattr(administration, "MAX_SCANNED", 2)
+    await fill(store, 3)
+    for tenant, runs in {"": 3, "acme": 2}.items():
+        expected = await read_costs(store, where=Filter(tenant=tenant), agents=["shop", "parent"])
+        caller = {"headers": named("eve", tenant, "approve")}
+        async with serving(store=store) as client:
+            partial = (await client.get("/v1/costs", **caller)).json()
+            if not tenant:
+                assert (partial["is_whole"], partial["total"]["runs"], partial["forecast"]) == (False, 2, None)
+        async with serving(build(store), build(store).with_(name="parent")) as client:
+            whole = {"runs": 0}
+            with anyio.fail_after(60):
+                while whole["runs"] < runs:  # the first count begins with the server
+                    found = (await client.get("/v1/costs", **caller)).json()
+                    whole = found["total"]
+            assert (found["is_whole"], found["is_from_totals"], whole["usd"]) == (
+                True,
+                True,
+                pytest.approx(expected.usd),
+            )
+            assert found["forecast"]["usd_per_day"] == pytest.approx(expected.usd)
