@@ -48,7 +48,7 @@ export const costs = {
 };
 
 function draw(found) {
-  const { forecast } = found;
+  const { total, forecast } = found;
   const rate = forecast && t("{usd} in {days} days = {rate} a day; {n} days at this rate: {month}", {
     usd: money(total.usd), days: forecast.days.toFixed(1), rate: money(forecast.usd_per_day), n: forecast.month_days, month: money(forecast.month_usd),
   });
