@@ -527,9 +527,9 @@ def _add_retention(add: AddParser) -> None:
 
 def _add_totals(add: AddParser) -> None:
     sub = _add_group(add, "totals", "the sums of all runs that costs, metrics and alerts read")
-    show = _add_command(sub, fleet_metrics.totals, name="show", text="print how far they are")
+    show = _add_command(sub, "fleet_metrics:totals", name="show", text="print how far they are")
     text = "make them anew from the journals, or for the first time"
-    rebuild = _add_command(sub, fleet_metrics.totals, name="rebuild", text=text)
+    rebuild = _add_command(sub, "fleet_metrics:totals", name="rebuild", text=text)
     show.set_defaults(rebuild=False)
     rebuild.set_defaults(rebuild=True)
 
