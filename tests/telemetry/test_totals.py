@@ -407,3 +407,19 @@ async def test_costs_over_http(store, monkeypatch):
                 pytest.approx(expected.usd),
             )
             assert found["forecast"]["usd_per_day"] == pytest.approx(expected.usd)
+
+
+async def test_evaluations_are_kept_apart(store):
+    """Their costs are in a row of their own, and metrics leave them out unless they are asked for."""
+    await build(store).run("production", user="ann")
+    await build(store).run("a case", user="ann", purpose="eval")
+    await t.Totals(store).catch_up()
+    report = await read_costs(store, by="agent")
+    assert report.is_from_totals
+    assert {row.name: row.runs for row in report.rows} == {"shop": 1, "eval": 1}
+
+    async def count_tasks(purpose):
+        log = await read_measurements(store, purpose=purpose)
+        return summarize(log, -inf, await store.now()).tasks
+
+    assert [await count_tasks(each) for each in ("", "eval", None)] == [1, 1, 2]
