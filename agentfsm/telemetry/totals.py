@@ -300,6 +300,7 @@ class Totals:
     generation: str = ""
     """Name of the totals. Default: those that the store has, which are created by the first process."""
 
+    _is_given: bool = attrs.field(default=attrs.Factory(lambda own: own.generation != "", takes_self=True), init=False)
     _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
     """Held by the task that counts."""
 
@@ -322,10 +323,7 @@ class Totals:
         try:
             while True:
                 try:
-                    found = await _find_generation(self.store)
-                    async with self._lock:
-                        if found != self.generation:  # a rebuild makes another one
-                            self.generation, self._state, self._batch = found, None, None
+                    await self._open()
                     while await self.count_changes():
                         pass
                     if anyio.current_time() >= counted_at + ACTIVE_S:
@@ -349,13 +347,19 @@ class Totals:
         Args:
             with_active: Whether to count the events of runs that are executed, too.
         """
-        self.generation = self.generation or await _find_generation(self.store)
+        await self._open()
         with suppress(ConflictError):
             while await self.count_changes():
                 pass
             if with_active:
                 await self.count_active(min_age_s=0.0)
         await self._release()
+
+    async def _open(self) -> None:
+        """Go on with the totals that the store has: a rebuild makes others."""
+        if not self._is_given and (found := await _find_generation(self.store)) != self.generation:
+            async with self._lock:
+                self.generation, self._state, self._batch = found, None, None
 
     async def count_changes(self) -> bool:
         """Count a batch of runs that have changed. Return whether there were any.
