@@ -87,8 +87,8 @@ class _KnownRun(Value):
     arm: str
     """Arm of the run; empty if it takes no part."""
 
-    version: int = 0
-    """Version of the run that the outcome was read from."""
+    version: int = -1
+    """Version of the run that the outcome was read from; -1 before. A run whose first event is not stored yet has 0."""
 
     rating: int | None = None
     """Rating at that time."""

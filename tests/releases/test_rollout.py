@@ -382,6 +382,18 @@ def test_a_release_whose_executions_raise_errors_is_rolled_back():
     assert run_virtual(partial(watch, asks, True)) == [(100, 20, 0, 0), (100, 20, 0, 0)]
 
 
+async def test_a_run_without_an_event_has_an_outcome():
+    """Its first execution may end before its first event is stored."""
+    store = MemoryStore()
+    rollout = Rollout("billing", {"old": make_agent(store, "1"), "new": make_agent(store, "2")})
+    await rollout.start({"old": 0, "new": 100}, **BY)
+    await rollout.submit("go", id="tried")
+    reader = OutcomeReader("billing", store)
+    [summary] = await store.runs()
+    assert summary.version == 0
+    assert (await reader._look_up(summary)).outcome.failed
+
+
 async def test_every_store_tells_a_run_that_is_tried_again_from_one_that_waits_for_a_worker(store, monkeypatch):
     """By the time from which it is tried again: only the first is the fault of its release."""
     monkeypatch.setattr("agentfsm.agents.worker.BACKOFF_S", 60.0)

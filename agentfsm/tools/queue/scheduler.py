@@ -492,6 +492,7 @@ class Scheduler:
                     if not self._ready:  # another worker has it
                         break
                 index = heappop(self._ready)
+                # A queue that was cut off has given all places back: none of its calls may wait for one any more.
                 await checkpoint_if_cancelled()
                 job = self._jobs[index]
                 if job.limiters and not self._acquire_limiters(index):
