@@ -64,7 +64,6 @@ from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.memory_items import ItemKind
 from agentfsm.ports.model import Emit, Model, Reply, Request
 from agentfsm.ports.store import STORE, Filter, Store
-from agentfsm.stores.rules import FINAL_STATES
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
@@ -267,10 +266,9 @@ class Learner:
                 on there.
         """
         count, is_waiting = 0, False
-        for state in State:
-            if state not in FINAL_STATES:  # those of a learner that was killed; the others are delivered
-                async for each in RunIterator(self.store, Filter(agent=self.name, state=state)):
-                    await self._drop_orphan(each.id, each.parent)
+        # Those of a learner that was killed; the others are delivered.
+        async for each in RunIterator(self.store, Filter(agent=self.name, over=False)):
+            await self._drop_orphan(each.id, each.parent)
         while True:
             try:
                 async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
@@ -338,12 +336,10 @@ class Learner:
         user, tenant = user or own.user, tenant or own.tenant
         if not user:
             raise MisuseError("whose memory learns? Give user=, or write memory.for_(user=...).add(...)")
-        ended = parse_time(at, "at")
+        given, ended = as_labels(labels), parse_time(at, "at")
         results = [each.labels for each in history if isinstance(each, ToolResult)]
         results += [each.hosted.labels for each in history if isinstance(each, AssistantMessage) and each.hosted]
-        begun = self._agent.start(
-            "conversation", user=user, tenant=tenant or None, labels=join_labels(as_labels(labels), *results)
-        )
+        begun = self._agent.start("conversation", user=user, tenant=tenant or None, labels=join_labels(given, *results))
         if ended is not None and ended > begun.header.created_at + MAX_AHEAD_S:
             raise MisuseError(
                 f"add(at={ended!r}) is in the future: give seconds since 1970, or a datetime with time zone"
@@ -352,10 +348,7 @@ class Learner:
             ended = await self.memory._now()  # noqa: SLF001  after all that its owner has forgotten
         texts = [describe_message(each) for each in history]
         # A part is known by all that was said up to its end, so of a conversation that grows only the rest is read.
-        digest, headers = (
-            sha256(json.dumps([user, tenant, session, sorted(as_labels(labels))]).encode()),
-            list[Header](),
-        )
+        digest, headers = sha256(json.dumps([user, tenant, session, sorted(given)]).encode()), list[Header]()
         for text in texts:
             digest.update(f"\n{len(text)} {text}".encode())
             headers.append(attrs.evolve(begun.header, id=f"conversation-{digest.hexdigest()[:24]}", nonce=""))

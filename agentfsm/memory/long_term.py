@@ -1143,14 +1143,14 @@ class Memory(RunMemory):
             PartlyDoneError: if the items were deleted, and a SQLite file could not be rewritten without their content,
                 for example because another process reads it.
         """
-        new, count = {*await self._check_own(item_ids)}, 0
-        same = set[str]()
+        ids, count = await self._check_own(item_ids), 0
+        same = find_same(await self._read_versions(), ids, await self._now())
         while True:  # until nobody has confirmed or corrected them meanwhile
-            same |= find_same(await self._read_versions(), new, await self._now())
             count += await self.index.forget(same, at=await self._now(), by=by, reason=reason, with_words=True)
-            new = find_same(await self._read_versions(), same, -math.inf) - same
-            if not new:
+            found = find_same(await self._read_versions(), same, await self._now())
+            if found == same:
                 return count
+            same = found
 
     async def forget_document(self, name: str, *, by: str = "", reason: str = "") -> int:
         """Delete a document with all its versions, as `forget` does. Return the number of items.
