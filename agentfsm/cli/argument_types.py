@@ -110,20 +110,20 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 def parse_threshold(text: str) -> tuple[str, float]:
     """Parse METRIC=NUMBER."""
-    name, value = parse_pair(text)
-    try:
-        return name, float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {name}=0.8") from None
+    return _parse_named_number(text, example="0.8")
 
 
 def parse_weight(text: str) -> tuple[str, float]:
     """Parse ARM=PERCENT."""
-    arm, value = parse_pair(text)
+    return _parse_named_number(text, example="5")
+
+
+def _parse_named_number(text: str, *, example: str) -> tuple[str, float]:
+    name, value = parse_pair(text)
     try:
-        return arm, float(value)
+        return name, float(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {arm}=5") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {name}={example}") from None
 
 
 def parse_field(text: str) -> tuple[str, str]:
