@@ -269,7 +269,9 @@ class SharedWork:
         self._stopped: anyio.Event | None = None
 
     async def do_until(self, is_done: Callable[[], bool], work: Callable[[], Awaitable[object]]) -> None:
-        """Return once it is done: do the work if nobody does, else wait. If who does it is cut off, another one does.
+        """Return once the work is done. The first task to call this does the work, and the others wait for it.
+
+        If the working task is cancelled, one of the waiting tasks does the work.
 
         Raises:
             Exception: that of the work, to the task that did it.

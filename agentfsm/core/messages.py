@@ -448,7 +448,7 @@ class AssistantMessage(_ReplyCache):
     """Whether the provider paused the reply in the middle, to be continued by the next request."""
 
     cache_report: CacheReport | None = attrs.field(default=None, repr=False)
-    """What the provider says about its prompt cache; None if it was not asked."""
+    """Report of the provider on its prompt cache; None if none was requested."""
 
     @cached
     def signature(self) -> tuple[tuple[str, str], ...]:

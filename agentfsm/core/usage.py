@@ -140,7 +140,7 @@ class Usage(Value):
 
 @attrs.frozen(kw_only=True)
 class CacheReport(Value):
-    """What a provider says about one reply and its prompt cache, if its model has `cache_diagnostics=True`."""
+    """Report of a provider on its prompt cache for one reply, which a model with `cache_diagnostics=True` requests."""
 
     provider: str
     """Name of the provider, as in `NativeReply.provider`."""

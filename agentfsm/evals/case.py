@@ -224,7 +224,7 @@ class SimulatedUser(Value):
     """
 
     goal: str = attrs.field(validator=NAME, kw_only=False)
-    """What the user wants, knows and is like."""
+    """Description of the simulated user: the goal, the facts that the user knows, and the manner."""
 
     model: Model | str
     """Model that plays the user, or its name. A cheap one will do."""
@@ -364,7 +364,7 @@ def _name_case(case: Case) -> str:
 
 @attrs.frozen(kw_only=True)
 class Case(Value):
-    """What a user says, and the properties that a good run has. A property that is not given is not scored.
+    """One case: the messages of a user, and the properties of a good run. Properties that are not given are not scored.
 
     It begins with `input`, the first of `turns`, or the last of `messages`.
 
@@ -376,7 +376,7 @@ class Case(Value):
     """The task, as a user writes it; for a flow, its inputs as a mapping."""
 
     turns: tuple[Turn | SimulatedUser | NextTurn, ...] = attrs.field(default=(), converter=_as_turns)
-    """What the user does after the input: texts, a `Turn` for a decision or a message, and at the end perhaps a
+    """Further turns of the user: texts, a `Turn` for a decision or a message, and optionally at the end a
     `SimulatedUser`, or a function, plain or async, that takes the newest run and returns the next turn, or None.
     """
 

@@ -45,7 +45,7 @@ class TurnResult(Value):
     """Result of one turn of a conversation."""
 
     said: str
-    """What the user said or did."""
+    """Turn of the user: a text, a decision or a message."""
 
     run_id: str
     """Id of the run that the turn began, or was about."""

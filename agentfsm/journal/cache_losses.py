@@ -25,7 +25,7 @@ class CacheLoss(Value):
     """Turn of the request, from 1."""
 
     cause: str
-    """What had changed since the request before, in words; empty if only the provider knows it."""
+    """Description of the change since the previous request; empty if only the provider can tell."""
 
     at: float
     """Time of its reply, seconds since 1970."""

@@ -328,7 +328,7 @@ class Learner:
         The extractions are runs in the store of the learner, as those of `learn`.
 
         Raises:
-            MisuseError: if a message has another form, nothing was said, or nobody's memory is named.
+            MisuseError: if a message has a wrong form, there is no text, or no user is given.
             ModelUnavailableError: if the model did not answer at the fourth try.
             RunError: if an extraction ended without an answer that can be read. The next call asks again.
         """

@@ -536,7 +536,7 @@ class Memory(RunMemory):
             The number of new items.
 
         Raises:
-            MisuseError: if the memory has no `model`, nobody is named, a message has another form, or nothing was said.
+            MisuseError: if the memory has no `model`, no user is given, a message has a wrong form, or all are empty.
             ModelUnavailableError: if the model did not answer at the fourth try.
             RunError: if an extraction ended without an answer that can be read. The next call asks again.
         """

@@ -242,7 +242,7 @@ class Reply(Value):
     """
 
     cache_report: CacheReport | None = None
-    """What the provider says about its prompt cache, for the journal and the next request; None if it was not asked."""
+    """Report of the provider on its prompt cache, for the journal and the next request; None if none was requested."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the caller of an execution gives and asks for."""
+"""Options with which a run is executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ExecutionOptions(NamedTuple):
-    """What the caller of an execution gives and asks for.
+    """Options with which a run is executed.
 
     A named tuple is built with 2 calls of functions, a frozen attrs class of these fields with 14.
     """
