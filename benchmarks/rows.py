@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ CHUNKS = 2_000
 EVENTS = 240
 # In one measurement.
 STREAMS = 4
+# Texts of one stream whose way to the reader is timed, each sent by itself.
+SENT = 40
 
 
 def check(done: Done, script: Script) -> None:
@@ -300,6 +303,38 @@ async def heard(contender: Contender) -> AsyncIterator[Sample]:
 
 
 @asynccontextmanager
+async def reached(contender: Contender, history: int) -> AsyncIterator[Sample]:
+    """Give the time from a question to the first byte of its request at the server, median of several."""
+    with served() as address:
+        ask = contender.over_http(f"{address}/arrived-{history}/v1", history)
+
+        async def once() -> float:
+            begun = time.perf_counter_ns()
+            return (int(await ask()) - begun) / 1e3
+
+        async def sample() -> float:
+            return statistics.median([await once() for _ in range(REQUESTS)])
+
+        yield sample
+        await contender.aclose()
+
+
+@asynccontextmanager
+async def delivered(contender: Contender) -> AsyncIterator[Sample]:
+    """Give the time from a text's writing at the server to whoever iterates, median of a stream."""
+    with served() as address:
+        stream = contender.over_sse(f"{address}/sent-{SENT}/v1")
+
+        async def sample() -> float:
+            took = [(time.perf_counter_ns() - int(text)) / 1e3 async for text in stream() if text.strip()]
+            assert len(took) == SENT, f"{len(took)} texts in place of {SENT}"
+            return statistics.median(took)
+
+        yield sample
+        await contender.aclose()
+
+
+@asynccontextmanager
 async def served_over_mcp(contender: Contender, revision: str) -> AsyncIterator[Sample]:
     """Give the time of a call of a tool of an MCP server, by the SDK's client over HTTP, one call after the other."""
     from benchmarks.mcp_servers import connected, served_by  # noqa: PLC0415  not every environment has the package
@@ -377,6 +412,10 @@ def _http(history: int, **goals: Any) -> Row:
     return Row(name="http", case=str(history), what=what, unit="ms", ready=partial(asked, history=history), **goals)
 
 
+def _latency(case: str, what: str, ready: Callable[..., Any]) -> Row:
+    return Row(name="latency", case=case, what=f"{what}: wall", unit="us", ready=ready, goal=1)
+
+
 def _mcp(revision: str, **goals: Any) -> Row:
     what = f"a call over MCP and HTTP of {revision}, floor: the SDK's server: wall"
     ready = partial(served_over_mcp, revision=revision)
@@ -387,10 +426,10 @@ def rows() -> list[Row]:
     """Return all rows, in the order in which they are printed."""
     many = "1,000 runs of 3 turns at once, model 50 ms"
     return [
-        _in_memory("run", "a run without tools", Script(turns=0), times=200, parts=1, goal=15, stretch=5),
-        _in_memory("turns", "a turn of 10, one call each", Script(turns=10), times=20, parts=10, goal=4, stretch=1.5),
+        _in_memory("run", "a run without tools", Script(turns=0), times=200, parts=1, goal=50, stretch=15),
+        _in_memory("turns", "a turn of 10, one call each", Script(turns=10), times=20, parts=10, goal=9, stretch=4),
         _in_memory(
-            "fan-out", "a call of 100 at once", Script(turns=1, width=100), times=5, parts=100, goal=3, stretch=2
+            "fan-out", "a call of 100 at once", Script(turns=1, width=100), times=5, parts=100, goal=7, stretch=3
         ),
         Row(name="naps", what="20 tools at once, some 20 ms each: wall", unit="ms", ready=napping, goal=1.03),
         _crowd("cpu", f"{many}: CPU", "s", partial(crowded, clock=CPU), goal=4, stretch=2, repeats=12),
@@ -458,8 +497,11 @@ def rows() -> list[Row]:
         _http(10, goal=0.7, stretch=0.4),
         _http(50, goal=0.15, stretch=0.1),
         Row(name="sse", what="a text of 240 streamed over HTTP: CPU", unit="us", ready=heard, goal=0.3, stretch=0.15),
+        _latency("request", "from a question to the server's first byte", partial(reached, history=0)),
+        _latency("next", "the same after 10 turns of one call", partial(reached, history=10)),
+        _latency("chunk", "from a text at the server to its reader", delivered),
         _mcp("2025-11-25", goal=1.3, stretch=1),
         _mcp("2026-07-28", goal=1.3, stretch=1),
-        _import("", "imports it", lambda contender: contender.imports, goal=2),
+        _import("", "imports it", lambda contender: contender.imports, goal=2.8, stretch=2),
         _import("tool", "makes its first tool", _with_tool),
     ]

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from benchmarks.selection import CACHE
 
-# By the name of a peer's module: the newest of 20 November 2026.
+# By the name of a peer's module: the newest of 29 November 2026.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "agent_framework": ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "openai==3.52.0"),
+    "agent_framework": ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "openai==3.57.0"),
     "langgraph": (
-        "langgraph==1.2.22",
-        "langchain==1.4.7",
-        "langchain-core==1.7.2",
-        "langchain-openai==1.7.3",
+        "langgraph==1.2.24",
+        "langchain==1.5.2",
+        "langchain-core==1.8.4",
+        "langchain-openai==1.7.4",
         "langgraph-checkpoint-sqlite==3.1.2",
-        "openai==3.52.0",
+        "openai==3.57.0",
     ),
-    "openai_agents": ("openai-agents==0.24.0", "openai==3.52.0"),
-    "pydantic_ai": ("pydantic-ai-slim[openai,dbos]==2.68.0", "openai==3.52.0", "dbos==3.4.0"),
+    "openai_agents": ("openai-agents==0.24.0", "openai==3.57.0"),
+    "pydantic_ai": ("pydantic-ai-slim[openai,dbos]==2.68.0", "openai==3.57.0", "dbos==3.4.0"),
     "strands": ("strands-agents[openai]==1.62.0", "openai==2.54.0"),  # it does not take openai 3
 }
 
