@@ -835,6 +835,19 @@ def _add_serve(add: AddParser) -> None:
         help="origin of pages that may call the server from a browser, for example https://app.example.org",
     )
     serve.add_argument(
+        "--allow-header",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a further header that these pages may send; those of the protocols and of tracing are allowed",
+    )
+    serve.add_argument(
+        "--root-path",
+        metavar="PATH",
+        default="",
+        help="path below which a proxy, which removes it, has the server, for example /agents",
+    )
+    serve.add_argument(
         "--four-eyes", action="store_true", help="no user may approve or settle a call that it has shaped"
     )
     serve.add_argument(

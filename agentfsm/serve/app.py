@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 
 # `Origin` as browsers send it.
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
+_ROOT_PATH: Final = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+# Headers that pages send to each protocol, and those that the tracing of browsers' SDKs adds to every request.
+_PAGE_HEADERS: Final = (
+    *("authorization", "content-type", "idempotency-key", "last-event-id"),
+    *("traceparent", "tracestate", "baggage", "sentry-trace"),
+)
 # Paths of the checks of the server, which are answered also when it has no place for other requests.
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
@@ -63,8 +69,13 @@ class GatewayApp:
     app: Starlette
     """Routes of the operations."""
 
+    root_path: str = ""
+    """Path below which a proxy, which removes it, has the server."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the lifespan."""
+        if self.root_path and "path" in scope:  # a full path, from which Starlette takes the root, as ASGI has it
+            scope = {**scope, "root_path": self.root_path, "path": self.root_path + scope["path"]}
         await self.app(scope, receive, send)
 
     def lifespan(self) -> AbstractAsyncContextManager[None]:
@@ -90,6 +101,8 @@ def serve(
     max_queue: int | None = MAX_QUEUE,
     four_eyes: bool = False,
     origins: Iterable[str] = (),
+    allow_headers: Iterable[str] = (),
+    root_path: str = "",
     deltas: str | None = None,
     continuation: Continuation | None = None,
 ) -> GatewayApp:
@@ -114,13 +127,17 @@ def serve(
         four_eyes: Whether no user may approve or settle a call that it has shaped, such as by the prompt, an answer or
             a fork (`Runs.influence`), so that an edit of a call needs a second approver.
         origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
+        allow_headers: Names of further headers that these pages may send, beside those of the protocols and of tracing.
+        root_path: Path below which a proxy, which removes it, has the server, such as "/agents". Not for an application
+            that mounts the app, whose path is known.
         deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
             streams. None: a stream has the text of runs that this process executes.
         continuation: Continues one run when a person asks for it, on a server over a store without agents. None: not
             by this server.
 
     Raises:
-        MisuseError: when there is no agent, two have one name, they have different stores, or `deltas` is not the URL
+        MisuseError: when there is no agent, two have one name, they have different stores, an origin is not one,
+            `root_path` is not a path, or `deltas` is not the URL
             of a Redis.
     """
     given = [each if store is None else each.with_(store=store) for each in agents]
@@ -161,7 +178,7 @@ def serve(
         CORSMiddleware,
         allow_origins=allowed,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", *ALLOWED_HEADERS],
+        allow_headers=[*_PAGE_HEADERS, *ALLOWED_HEADERS, *allow_headers],
         expose_headers=["location", "retry-after", SESSION_HEADER],
     )
     app = Starlette(
@@ -170,7 +187,9 @@ def serve(
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _answer_http_error, Exception: _answer_crash},
     )
-    return GatewayApp(gateway, app)
+    if root_path and _ROOT_PATH.fullmatch(root_path) is None:
+        raise MisuseError(f"root_path={root_path!r}: give a path such as '/agents', without a slash at the end")
+    return GatewayApp(gateway, app, root_path)
 
 
 def _answer_http_error(_request: Request, error: Exception) -> Response:
@@ -201,7 +220,10 @@ class _DocumentHandler:
     groups: tuple[RouteGroup, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await JSONResponse(build_openapi(self.groups))(scope, receive, send)
+        document = build_openapi(self.groups)
+        if root := scope.get("root_path"):  # an application, or the ASGI server, has the gateway below a path
+            document["servers"] = [{"url": root}]
+        await JSONResponse(document)(scope, receive, send)
 
 
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")

@@ -203,6 +203,13 @@ class StopBody(RequestBody):
     """The reason, for people."""
 
 
+class StreamTokenBody(RequestBody):
+    """A token for the event stream of a run."""
+
+    ttl_s: int = Field(default=300, ge=1, le=3_600)
+    """Seconds for which it is valid."""
+
+
 class ForkBody(RequestBody):
     """A run that begins with the first events of another. A worker executes it, with the effects of its calls."""
 

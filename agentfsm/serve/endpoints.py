@@ -21,6 +21,7 @@ from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.errors import STORE_RETRY_S, explain_error
 from agentfsm.serve.event_stream import END_TIMEOUT_S, Ending, RunEventStream
 from agentfsm.serve.gateway import Gateway
+from agentfsm.serve.stream_tokens import read_stream_token
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -63,6 +64,9 @@ class Endpoint(Value):
 
     query: tuple[str, ...] = ()
     """Names of the parameters in the query."""
+
+    takes_token: bool = False
+    """Whether a token of the run, `token` in the query, is enough in place of a key."""
 
     credential: str = "send a valid key as `Authorization: Bearer KEY`"
     """Text of the refusal of a client that is not authenticated: what to send."""
@@ -186,6 +190,8 @@ class EndpointHandler:
             return self.endpoint.refuse(refusal.status, refusal.code, refusal.message, refusal.headers)
 
     async def _authenticate(self, request: Request) -> Caller | None:
+        if self.endpoint.takes_token and "token" in request.query_params:
+            return await read_stream_token(self.gateway, request)
         caller = self.auth(request)
         return await caller if isinstance(caller, Awaitable) else caller
 

@@ -25,6 +25,7 @@ from agentfsm.core.events import ToolsReturned, ToolStarted
 from agentfsm.journal.follow import is_blocked
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.journal_feeds import CHILD_POLL_S, MAX_BATCH, FeedEvent, JournalFeed, JournalFeeds, to_json
+from agentfsm.serve.run_documents import locate_run
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -206,9 +207,6 @@ class RunEventStream:
     scopes: set[anyio.CancelScope]
     """Scopes of the active streams, which the shutdown of the server cancels."""
 
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of the response, beside those of every stream."""
-
     _ending: Ending = attrs.field(default=Ending.SHUTDOWN, init=False)
     """Reason of the cancellation of `_scope`."""
 
@@ -243,7 +241,7 @@ class RunEventStream:
             return False
         return header.id == self.run_id
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream."""
         await StepThrottle.enter()  # after a restart all clients connect at once
         self._send = send
@@ -251,17 +249,17 @@ class RunEventStream:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),  # a proxy must not collect events
-            *self.headers,
+            (b"location", locate_run(scope, self.run_id).encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        with self._scope as scope:
-            self.scopes.add(scope)
+        with self._scope:
+            self.scopes.add(self._scope)
             try:
                 await self._stream(receive)
             finally:
-                self.scopes.discard(scope)
+                self.scopes.discard(self._scope)
         with anyio.move_on_after(END_TIMEOUT_S, shield=True):
-            text = self.encoder.encode_cut(self._ending) if scope.cancelled_caught else ""
+            text = self.encoder.encode_cut(self._ending) if self._scope.cancelled_caught else ""
             await send({"type": "http.response.body", "body": text.encode(), "more_body": False})
 
     def end(self, ending: Ending) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, nullcontext, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 import anyio
 import attrs
@@ -363,7 +362,6 @@ class Gateway:
             feeds=self.feeds,
             hub=self.hub,
             scopes=self.streams,
-            headers=((b"location", f"/v1/runs/{quote(run_id)}".encode()),),
         )
         await stream.check()
         return stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import attrs
 from starlette.responses import JSONResponse
@@ -27,6 +28,11 @@ class JSONDocument(JSONResponse):
     def render(self, content: Any) -> bytes:
         """Return the body."""
         return json.dumps(content, separators=(",", ":"), default=_as_plain).encode()
+
+
+def locate_run(scope: Mapping[str, Any], run_id: str) -> str:
+    """Return the path of a run for a client, below the path at which an application mounts the gateway."""
+    return f"{scope.get('root_path', '')}/v1/runs/{quote(run_id, safe='')}"
 
 
 def _as_plain(value: Any) -> Any:

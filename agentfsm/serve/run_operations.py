@@ -22,8 +22,15 @@ from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.rate_limits import NO_LIMITS
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
-from agentfsm.serve.run_documents import JSONDocument, build_past_document, build_row_documents, build_run_document
+from agentfsm.serve.run_documents import (
+    JSONDocument,
+    build_past_document,
+    build_row_documents,
+    build_run_document,
+    locate_run,
+)
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
+from agentfsm.serve.stream_tokens import create_stream_token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -53,7 +60,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
         traceparent=read_traceparent(request),
     )
     found = await gateway.wait_for(started.id, body.wait_s) if body.wait_s else started
-    headers = {"location": f"/v1/runs/{started.id}"}
+    headers = {"location": locate_run(request.scope, started.id)}
     return JSONDocument(await build_run_document(gateway.runs.store, found), 201 if is_new else 200, headers)
 
 
@@ -244,7 +251,9 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
         run = await agent.fork(
             header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold, by=caller.user
         )
-    return JSONDocument(await build_run_document(gateway.runs.store, run), 201, {"location": f"/v1/runs/{run.id}"})
+    return JSONDocument(
+        await build_run_document(gateway.runs.store, run), 201, {"location": locate_run(request.scope, run.id)}
+    )
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
@@ -279,7 +288,14 @@ RUNS: Final = RouteGroup(
         ),
         Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s", "at")),
         Endpoint(method="DELETE", path=_RUN, handler=delete, scope="admin"),
-        Endpoint(method="GET", path=f"{_RUN}/events", handler=stream_events, query=("after",)),
+        Endpoint(
+            method="GET",
+            path=f"{_RUN}/events",
+            handler=stream_events,
+            query=("after", "token"),
+            takes_token=True,
+        ),
+        Endpoint(method="POST", path=f"{_RUN}/stream-token", handler=create_stream_token, body=bodies.StreamTokenBody),
         Endpoint(method="POST", path=f"{_RUN}/input", handler=send_input, scope="run", body=bodies.InputBody),
         Endpoint(method="POST", path=f"{_RUN}/approve", handler=approve, scope="approve", body=bodies.ApproveBody),
         Endpoint(method="POST", path=f"{_RUN}/reject", handler=reject, scope="approve", body=bodies.RejectBody),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 STUDIO_PATH: Final = "/studio/"
 
 
-async def _redirect(_request: Request) -> RedirectResponse:
-    return RedirectResponse(STUDIO_PATH)
+async def _redirect(request: Request) -> RedirectResponse:
+    return RedirectResponse(request.scope.get("root_path", "") + STUDIO_PATH)
 
 
 def _build_routes(_gateway: Gateway, _auth: Authenticate) -> Sequence[BaseRoute]:

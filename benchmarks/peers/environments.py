@@ -15,7 +15,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "langgraph": (
         "langgraph==1.2.24",
         "langchain==1.5.2",
-        "langchain-core==1.8.4",
+        "langchain-core==1.8.3",
         "langchain-openai==1.7.4",
         "langgraph-checkpoint-sqlite==3.1.2",
         "openai==3.57.0",

@@ -39,6 +39,7 @@ RECEIVE_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 5
 # An element of `Forwarded` (RFC 7239, 4) that names the client of the hop.
 _FORWARDED_FOR: Final = re.compile(r'(?:^|;)\s*for=(?P<quote>"?)(?P<node>[^";]*)(?P=quote)\s*(?:;|$)', re.IGNORECASE)
+_FORWARDED_PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)')
 # The node of a hop with an address (RFC 7239, 6): IPv4 or IPv6, perhaps in brackets and with a port.
 _NODE: Final = re.compile(
     r"\[(?P<v6>[0-9a-fA-F:.]+)\](?::\d+)?|(?P<v4>[0-9.]+)(?::\d+)?|(?P<bare>[0-9a-fA-F:.]+)", re.ASCII
@@ -102,6 +103,18 @@ def find_client(headers: Iterable[tuple[bytes, bytes]], limits: ConnectionLimits
             if not limits.trusts(client):
                 break
         found.add(None if client is None else str(client))
+    return found.pop() if len(found) == 1 else None
+
+
+def find_scheme(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the scheme by which a trusted proxy was asked, from the hop next to it; None if the headers do not say."""
+    found: set[str] = set()
+    for name, value in headers:
+        hop = value.decode("latin-1").rpartition(",")[2].strip().lower()
+        if name == b"x-forwarded-proto":
+            found.add(hop)
+        elif name == b"forwarded" and (named := _FORWARDED_PROTO.search(hop)):
+            found.add(named[1])
     return found.pop() if len(found) == 1 else None
 
 
@@ -176,6 +189,8 @@ class LimitedConnection(H11Protocol):
         client, has_place = None, self.has_place
         if self._is_of_proxy and (client := find_client(scope["headers"], self.limits)) is not None:
             scope["client"] = (client, 0)
+        if self._is_of_proxy and find_scheme(scope["headers"]) == "https":
+            scope["scheme"] = "https"  # so that an address of the server, as in a redirect, is one of the proxy
         key = self.client_key if client is None else derive_client_key(client)
         if self._is_of_proxy:
             has_place = has_place and self.proxied[key] < self.limits.per_address

@@ -56,6 +56,8 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         max_queue=args.max_queue,
         four_eyes=args.four_eyes,
         origins=args.allow_origin,
+        allow_headers=args.allow_header,
+        root_path=args.root_path,
         deltas=args.deltas,
     )
     notice = ServeNotice(

@@ -1,6 +1,8 @@
 // The gateway's HTTP API: every request of the studio is made here.
 
 const KEY = "agentfsm.key";
+// Path of the gateway, below which the studio is: empty, unless an application or a proxy has it below another.
+const ROOT = new URL("..", import.meta.url).pathname.slice(0, -1);
 
 /** Error of a request: the gateway's text, or the network's. Status 0: no answer. */
 export class ApiError extends Error {
@@ -23,7 +25,7 @@ async function send(method, path, body, options = {}) {
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { ...options, method, headers, body: body && JSON.stringify(body), cache: "no-store" });
+    response = await fetch(ROOT + path, { ...options, method, headers, body: body && JSON.stringify(body), cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "unreachable", "The server does not answer.");
