@@ -81,6 +81,11 @@ def wait_context(header: Header, version: int) -> TraceContext:
     return _derive(header, f"before {version}")
 
 
+def rating_context(header: Header, number: int) -> TraceContext:
+    """Return the span of a rating of the run; `number` counts from 1."""
+    return _derive(header, f"rating {number}")
+
+
 def child_traceparent(parent: Header, call_id: str) -> str:
     """Return the `traceparent` of a run that another run has started.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
 
 # Recorded for requests that were paid for but gave no reply that is in the journal.
-_CUT_OFF_ERROR: Final = "cut off before a usable reply came"
+CUT_OFF_ERROR: Final = "cut off before a usable reply came"
 
 
 async def find_requested_stop(execution: Execution, rows: Sequence[PostedItem]) -> StepOutcome | None:
@@ -46,4 +46,4 @@ def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
     usage, purpose = execution.budget.unjournalled_usage, execution.budget.unjournalled_purpose
     if not usage.tokens:
         return ()
-    return (e.AttemptFailed(error=_CUT_OFF_ERROR, usage=usage, purpose=purpose),)
+    return (e.AttemptFailed(error=CUT_OFF_ERROR, usage=usage, purpose=purpose),)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 import jiter
@@ -199,17 +199,27 @@ class InBandError(Exception):
         super().__init__(str(body.get("message", "")))
 
 
-# Characters of the name of a model that are kept.
-_MAX_MODEL_CHARS: Final = 200
+# Characters that are kept of the names of a model and of a reply.
+_MAX_NAME_CHARS: Final = 200
 
 
-def read_served_model(answer: object) -> str:
-    """Return the name of the model in a reply, or in an event of a stream; empty if there is none."""
+class ReplyOrigin(NamedTuple):
+    """The origin of a reply, as the provider names it; both empty where it does not."""
+
+    model: str = ""
+    """Name of the model."""
+
+    id: str = ""
+    """Id of the reply."""
+
+
+def read_origin(answer: object) -> ReplyOrigin:
+    """Return the names of the model and of the reply in a reply, or in an event of a stream."""
     source = answer
     if isinstance(answer, dict) and "model" not in answer:
         source = answer.get("message") or answer.get("response")  # Anthropic's first event; those of Responses
-    name = source.get("model") if isinstance(source, dict) else None
-    return replace_surrogates(name[:_MAX_MODEL_CHARS]) if isinstance(name, str) else ""
+    named = [source.get(key) for key in ("model", "id")] if isinstance(source, dict) else []
+    return ReplyOrigin(*[replace_surrogates(n[:_MAX_NAME_CHARS]) if isinstance(n, str) else "" for n in named])
 
 
 def read_field(source: object, key: str, kind: type[_T], default: _T) -> _T:
@@ -420,8 +430,8 @@ class StreamAssembler(ABC):
     char_count: int = 0
     """Characters of text, thinking and arguments."""
 
-    served_model: str = ""
-    """Name of the model in the stream; empty if no event had one yet."""
+    origin: ReplyOrigin = ReplyOrigin()
+    """Names of the model and of the reply in the stream; empty if no event had one yet."""
 
     _decoder: SSEDecoder = attrs.field(factory=SSEDecoder)
 
@@ -459,7 +469,7 @@ class StreamAssembler(ABC):
             else:
                 self.event_count, self.unparsed, self.bytes_at_last_event = self.event_count + 1, [], self.byte_count
                 content = parse_json(event)
-                self.served_model = self.served_model or read_served_model(content)
+                self.origin = self.origin if self.origin.model else read_origin(content)
                 self._add_event(content, chunks)
             if self.is_done:
                 break

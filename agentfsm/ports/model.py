@@ -230,6 +230,9 @@ class Reply(Value):
     served_model: str = ""
     """Name of the model in the provider's reply; empty if the reply has none."""
 
+    response_id: str = ""
+    """Id of the reply at the provider; empty if it has none."""
+
     thinking: str = ""
     """The model's thinking, or a summary of it, also if it was streamed; empty if the provider does not show it."""
 
@@ -487,6 +490,7 @@ _REPLY_FIELDS: Final[FieldRules] = {
     "model": (str, "the name of the model that answered, or ''"),
     "thinking": (str, "the thinking as text, or ''"),
     "served_model": (str, "the name of a model, or ''"),
+    "response_id": (str, "the id of the reply, or ''"),
     "tier": (TierChoice | None, "a TierChoice, or None"),
     "hosted": (HostedContent | None, "a HostedContent, or None"),
     "unanswered": (str, "a sentence, or ''"),

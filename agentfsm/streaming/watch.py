@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
     from agentfsm.core.trace_context import TraceContext
+    from agentfsm.ports.model import Model, Reply, Request
 
 Watcher: TypeAlias = "Callable[[Run[Any], Sequence[Event]], object] | RunTracer"
 """Function that observes runs: it receives the run after a commit, and the events of the commit. Or an object that
@@ -76,6 +77,19 @@ class RunTracer(Protocol):
 
     def activate(self, context: TraceContext) -> AbstractContextManager[object]:
         """Make a span of the run current in the calling task, so that what is traced in there is below it."""
+        ...
+
+    def observe_request(
+        self, context: TraceContext, model: Model, request: Request, outcome: Reply | BaseException
+    ) -> None:
+        """Observe a model request that has ended, in its task, which it must not delay. Its commit follows.
+
+        Args:
+            context: Span of the request.
+            model: The model that was asked.
+            request: The request.
+            outcome: The reply, or the exception of the request.
+        """
         ...
 
 

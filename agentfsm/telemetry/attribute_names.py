@@ -1,27 +1,37 @@
-"""Names of spans' attributes: those of OpenTelemetry's semantic conventions for generative AI, and our own.
+"""Names of spans' attributes and events: those of OpenTelemetry's semantic conventions for generative AI, and our own.
 
-The conventions are in development and change. The names here are those of the repository
-open-telemetry/semantic-conventions-genai, as read in November 2026.
+The conventions are in development and change. The names here are those of the newest release that has them, the package
+opentelemetry-semantic-conventions 0.66b2, with which a test compares them. Since then they are kept in the repository
+open-telemetry/semantic-conventions-genai, which has no release yet.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# The day on which the conventions were read.
-READ_ON: Final = "2026-11"
-
 OPERATION: Final = "gen_ai.operation.name"
 AGENT_NAME: Final = "gen_ai.agent.name"
 AGENT_VERSION: Final = "gen_ai.agent.version"
 CONVERSATION: Final = "gen_ai.conversation.id"
+PROVIDER: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
+TEMPERATURE: Final = "gen_ai.request.temperature"
+TOP_P: Final = "gen_ai.request.top_p"
+MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+SEED: Final = "gen_ai.request.seed"
+STOP_SEQUENCES: Final = "gen_ai.request.stop_sequences"
+STREAM: Final = "gen_ai.request.stream"
+OUTPUT_TYPE: Final = "gen_ai.output.type"
+RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_creation.input_tokens"
 REASONING_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
+INSTRUCTIONS: Final = "gen_ai.system_instructions"
+TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 INPUT_MESSAGES: Final = "gen_ai.input.messages"
 OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 TOOL_NAME: Final = "gen_ai.tool.name"
@@ -29,8 +39,20 @@ TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 TOOL_TYPE: Final = "gen_ai.tool.type"
 TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 TOOL_RESULT: Final = "gen_ai.tool.call.result"
+EVALUATION: Final = "gen_ai.evaluation.name"
+SCORE: Final = "gen_ai.evaluation.score.value"
+SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
+EXPLANATION: Final = "gen_ai.evaluation.explanation"
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
 ERROR_TYPE: Final = "error.type"
+EXCEPTION_TYPE: Final = "exception.type"
+EXCEPTION_MESSAGE: Final = "exception.message"
 USER: Final = "user.id"
+
+# Events of spans.
+EXCEPTION: Final = "exception"
+EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
 
 # Operations.
 INVOKE_AGENT: Final = "invoke_agent"
@@ -39,6 +61,7 @@ EXECUTE_TOOL: Final = "execute_tool"
 PLAN: Final = "plan"
 SEARCH_MEMORY: Final = "search_memory"
 REPEAT_ANSWER: Final = "repeat_answer"
+RATE: Final = "rate"
 
 # Our own, for what the conventions do not name.
 RUN: Final = "agentfsm.run.id"
@@ -67,4 +90,13 @@ ARMS: Final = "agentfsm.arms"
 TENANT: Final = "agentfsm.tenant"
 LABELS: Final = "agentfsm.labels"
 AFTER: Final = "agentfsm.run.after"
+FORKED_FROM: Final = "agentfsm.run.forked_from"
+PARENT: Final = "agentfsm.run.parent"
+RATED_BY: Final = "agentfsm.rated_by"
+REASONING: Final = "agentfsm.request.reasoning_effort"
+GUARD_VERDICT: Final = "agentfsm.guard.verdict"
+GUARD_RULE: Final = "agentfsm.guard.rule"
+MEMORY_ITEMS: Final = "agentfsm.memory.items"
+MEMORY_PROFILE: Final = "agentfsm.memory.profile"
+HOSTED_CALLS: Final = "agentfsm.hosted_calls"
 TARGET: Final = "agentfsm.target"

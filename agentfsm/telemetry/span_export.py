@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -78,6 +78,9 @@ def to_sdk_span(span: TraceSpan, resource: Resource) -> ReadableSpan:
         parent=parent,
         resource=resource,
         attributes=span.attributes,
+        events=[Event(each.name, each.attributes, int(each.at * NANOSECONDS)) for each in span.events]
+        if span.events
+        else (),
         links=[Link(to_sdk_context(link)) for link in span.links] if span.links else (),
         kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
         status=_DONE if span.error is None else Status(StatusCode.ERROR, span.error),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from opentelemetry import trace
@@ -15,8 +16,10 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from agentfsm.core.events import Event
 from agentfsm.core.run import Run
-from agentfsm.core.trace_context import TraceContext
+from agentfsm.core.trace_context import TraceContext, event_context
 from agentfsm.core.validation import require_choice
+from agentfsm.ports.model import Model, Reply, Request
+from agentfsm.telemetry.request_facts import RequestFacts
 from agentfsm.telemetry.span_export import (
     CountingExporter,
     SpanQueue,
@@ -25,6 +28,9 @@ from agentfsm.telemetry.span_export import (
     to_sdk_context,
 )
 from agentfsm.telemetry.spans import CONTENTS, Content, list_spans
+
+# Requests and runs that are kept, the newest.
+MAX_KEPT: Final = 1_000
 
 _log = logging.getLogger("agentfsm.telemetry")
 
@@ -60,6 +66,12 @@ class Telemetry:
     service: str = attrs.field(default="", kw_only=True)
     """Name of the service. Default: `OTEL_SERVICE_NAME`, else "agentfsm"."""
 
+    _facts: OrderedDict[str, RequestFacts] = attrs.field(init=False, factory=OrderedDict)
+    """Facts of requests whose commit has not come yet, by the ids of their spans, oldest first."""
+
+    _traces: OrderedDict[str, str] = attrs.field(init=False, factory=OrderedDict)
+    """`Header.traceparent` of the newest runs that have ended, by id, oldest first, for links."""
+
     _queue: SpanQueue = attrs.field(
         init=False,
         default=attrs.Factory(
@@ -82,7 +94,16 @@ class Telemetry:
         """Queue the spans that end with a commit."""
         for event in events:
             then, before = before, before.apply(event) if len(events) > 1 else run
-            self._queue.put(list_spans(then, event, before, content=self.content))
+            facts = self._facts.pop(event_context(before.header, before.version).span_id, None) if self._facts else None
+            self._queue.put(list_spans(then, event, before, content=self.content, facts=facts, traces=self._traces))
+        if run.is_over:
+            _keep(self._traces, run.id, run.header.traceparent)
+
+    def observe_request(
+        self, context: TraceContext, model: Model, request: Request, outcome: Reply | BaseException
+    ) -> None:
+        """Keep what a request says beside the journal until its commit comes."""
+        _keep(self._facts, context.span_id, RequestFacts.of(model, request, outcome))
 
     def flush(self, timeout_s: float = 5.0) -> None:
         """Export what is queued, in up to `timeout_s` seconds."""
@@ -101,6 +122,13 @@ class Telemetry:
     def activate(self, context: TraceContext) -> AbstractContextManager[object]:
         """Make a span of a run current."""
         return _CurrentSpan(trace.set_span_in_context(trace.NonRecordingSpan(to_sdk_context(context))))
+
+
+def _keep(kept: OrderedDict[str, Any], key: str, value: object) -> None:
+    """Add an entry, and remove the oldest if there are too many. Threads may do so at once."""
+    kept[key] = value
+    if len(kept) > MAX_KEPT:
+        kept.popitem(last=False)
 
 
 @attrs.define(eq=False, repr=False)

@@ -126,7 +126,7 @@ async def test_a_failure_is_an_error():
     agent = Agent(ScriptedModel(say("", call("fail")), say("", call("fail"))), tools=[fail], limits=Limits(turns=1))
     run = await agent.run("go")
     spans = await spans_of(agent, run, content="none")
-    assert [span.error for span in spans if span.error] == ["failed", "max_turns"]
+    assert [span.error for span in spans if span.error] == ["tool_error", "max_turns"]
     assert "4711" not in repr(spans)
     assert "4711" in repr(await spans_of(agent, run))
 

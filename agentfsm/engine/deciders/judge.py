@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from agentfsm.ports.policies import Judge, JudgeAsk
 
 
+# Beginning of the note of a verdict that no judge gave.
+NOT_JUDGED: Final = "It could not be judged: "
+
+
 async def apply_verdict(_execution: Execution, effect: Reflect) -> e.Continued | e.Accepted | None:
     """Return how the run goes on after a verdict that is in the journal; None if there is none."""
     if effect.verdict is None:
@@ -77,7 +81,7 @@ async def _call_judge(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
 
 
 def _build_failed_verdict(error: Exception) -> Verdict:
-    return Verdict(action=Action.ESCALATE, note=f"It could not be judged: {describe_error(error)}")
+    return Verdict(action=Action.ESCALATE, note=f"{NOT_JUDGED}{describe_error(error)}")
 
 
 def _build_retry(verdict: Verdict) -> e.Continued:

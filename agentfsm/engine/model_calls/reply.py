@@ -79,6 +79,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.native is not None
         or reply.model.__class__ is not str
         or reply.served_model.__class__ is not str
+        or reply.response_id.__class__ is not str
         or reply.thinking.__class__ is not str
         or reply.hosted is not None
         or reply.tier is not None

@@ -191,7 +191,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     drive, engine, view = prepared.execution, prepared.execution.config, prepared.view
     wanted = view.settings.max_tokens or ANSWER_TOKENS
     (granted, held, held_spend), is_first = await _reserve(prepared, view.settings, wanted)
-    usage, paid = None, None
+    usage, paid, observe = None, None, None
     try:
         cap = granted if granted < wanted else None
         request = view.render(prepared.effect.messages, cap_tokens=cap, is_plain=prepared.is_plain, tier=prepared.tier)
@@ -200,7 +200,9 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             reply = await fetch_reply(engine.model, request, receive)
         else:
             run = drive.journal.run
-            with engine.tracer.activate(event_context(run.header, run.version + 1)):  # the reply will be that version
+            span = event_context(run.header, run.version + 1)  # the reply will be that version
+            observe = partial(engine.tracer.observe_request, span, engine.model, request)
+            with engine.tracer.activate(span):
                 reply = await fetch_reply(engine.model, request, receive)
         if engine.log_prompts:
             wished = [(call.name, call.arguments) for call in reply.calls]
@@ -215,9 +217,13 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             error.usage = usage
         # All that was reserved counts in spending limits if the request was cut off and nothing of the reply was seen.
         paid = None if receiver is None and not isinstance(error, Exception) else usage
+        if observe is not None:
+            observe(error)
         raise
     else:
         paid = usage
+        if observe is not None:
+            observe(reply)
         return reply, usage
     finally:
         if is_first:

@@ -57,6 +57,7 @@ from agentfsm.models.profiles import DEFAULT_PROFILE, ModelProfile, Thinking
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
+    ReplyOrigin,
     StreamAssembler,
     WireFormatError,
     check_count,
@@ -65,7 +66,7 @@ from agentfsm.models.wire import (
     parse_reply,
     raise_for_error,
     read_field,
-    read_served_model,
+    read_origin,
     read_token_count,
     render_result,
 )
@@ -593,7 +594,7 @@ def decode(data: bytes, *, provider: str = PROVIDER, reports_cache: bool = False
         usage=usage,
         provider=provider,
         container=container,
-        served_model=read_served_model(answer),
+        origin=read_origin(answer),
         cache_report=_read_cache_report(answer, provider) if reports_cache else None,
     )
 
@@ -606,7 +607,7 @@ def _build_reply(
     usage: Usage | None,
     provider: str,
     container: str,
-    served_model: str,
+    origin: ReplyOrigin,
     cache_report: CacheReport | None,
 ) -> Reply:
     text = "".join(block.text for block in blocks)
@@ -628,7 +629,8 @@ def _build_reply(
         native=native,
         thinking="\n\n".join([block.thinking for block in blocks if block.thinking]),
         hosted=hosted,
-        served_model=served_model,
+        served_model=origin.model,
+        response_id=origin.id,
         cache_report=cache_report,
     )
 
@@ -908,7 +910,7 @@ class AnthropicStreamAssembler(StreamAssembler):
             usage=self.usage,
             provider=self.provider,
             container=self.container,
-            served_model=self.served_model,
+            origin=self.origin,
             cache_report=self.cache_report,
         )
 

@@ -236,9 +236,13 @@ class ReplyBuilder:
     served_model: str = attrs.field(default="", init=False)
     """Name of the model in the responses; empty if none had one yet."""
 
+    response_id: str = attrs.field(default="", init=False)
+    """Id of the reply in the responses; empty if none had one yet."""
+
     def add(self, response: types.GenerateContentResponse) -> list[Chunk]:
         """Add a response, and return its chunks."""
         self.served_model = self.served_model or response.model_version or ""
+        self.response_id = self.response_id or response.response_id or ""
         if response.usage_metadata is not None:
             usage = _read_usage(response.usage_metadata)
             self.usage = usage if usage.tokens else self.usage  # the engine estimates where nothing was counted
@@ -304,6 +308,7 @@ class ReplyBuilder:
             native=native if self.parts else None,
             hosted=read_hosted(self.parts, text, self.candidate),
             served_model=self.served_model,
+            response_id=self.response_id,
         )
 
     def _build_error(self, message: str) -> ModelReplyError:

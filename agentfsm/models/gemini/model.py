@@ -81,6 +81,7 @@ class Gemini(AdapterModel[GeminiConnection]):
         MisuseError: if there is no key, or an argument is invalid.
     """
 
+    provider: ClassVar[str] = PROVIDER
     api_key_env = "GEMINI_API_KEY"
     expected_reply = "generated content"
     output_modes: tuple[OutputMode, ...] = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)

@@ -29,6 +29,7 @@ from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
     InBandError,
+    ReplyOrigin,
     StreamAssembler,
     WireFormatError,
     check_count,
@@ -40,7 +41,7 @@ from agentfsm.models.wire import (
     raise_for_error,
     read_arguments,
     read_field,
-    read_served_model,
+    read_origin,
     render_result,
 )
 from agentfsm.ports.model import (
@@ -332,7 +333,7 @@ def decode(data: bytes, *, provider: str = "", dialect: Dialect = OPENAI) -> Rep
         native=native,
         provider=provider,
         dialect=dialect,
-        served_model=read_served_model(answer),
+        origin=read_origin(answer),
     )
 
 
@@ -457,7 +458,7 @@ def _build_reply(
     native: _NativeFields,
     provider: str,
     dialect: Dialect,
-    served_model: str,
+    origin: ReplyOrigin,
 ) -> Reply:
     return Reply(
         text=text,
@@ -466,7 +467,8 @@ def _build_reply(
         usage=usage,
         native=native.build(calls, provider, dialect),
         thinking=native.thinking,
-        served_model=served_model,
+        served_model=origin.model,
+        response_id=origin.id,
         unanswered=explain_foreign_call("custom tool call") if has_custom else "",
     )
 
@@ -684,5 +686,5 @@ class ChatStreamAssembler(StreamAssembler):
             native=self.native,
             provider=self.provider,
             dialect=self.dialect,
-            served_model=self.served_model,
+            origin=self.origin,
         )

@@ -49,7 +49,7 @@ from agentfsm.models.wire import (
     raise_for_error,
     read_arguments,
     read_field,
-    read_served_model,
+    read_origin,
     read_token_count,
     render_result,
 )
@@ -351,7 +351,7 @@ def _build_reply(response: object, output: list[Any] | None, provider: str, *, r
             if item["type"] == "function_call"
         ]
     )
-    unanswered = find_unanswered(items)
+    unanswered, origin = find_unanswered(items), read_origin(response)
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reply(
         # Joined as in `Response.output_text` of the openai package.
@@ -363,7 +363,8 @@ def _build_reply(response: object, output: list[Any] | None, provider: str, *, r
         thinking="\n\n".join(_read_thinking(items)),
         hosted=read_hosted(items),
         unanswered=" ".join(map(explain_unanswered, unanswered)),
-        served_model=read_served_model(response),
+        served_model=origin.model,
+        response_id=origin.id,
         cache_report=_read_cache_report(response, provider) if reports_cache else None,
     )
 
