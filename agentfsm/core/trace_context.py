@@ -55,6 +55,19 @@ def caller_context(header: Header) -> TraceContext | None:
     return parse_traceparent(header.traceparent) if header.traceparent else None
 
 
+def begins_trace(header: Header) -> bool:
+    """Return whether the trace of a run began with it or with a run above it, and not with a span of a caller.
+
+    A run above is known by its id, with which the ids of those below begin.
+    """
+    if not header.traceparent:
+        return True
+    above = header.parent or (header.caller or "").rpartition("/")[0] or header.forked_from or ""
+    ends = [place for place, character in enumerate(above) if character == "."]
+    trace_id = parse_traceparent(header.traceparent).trace_id
+    return any(_hash_trace_id(above[:end]) == trace_id for end in (*ends, len(above)))
+
+
 def run_context(header: Header) -> TraceContext:
     """Return the span of a whole run. Its trace is that of its caller, or its own if it was given none."""
     return _derive(header, "run")

@@ -430,7 +430,7 @@ class StreamAssembler(ABC):
     char_count: int = 0
     """Characters of text, thinking and arguments."""
 
-    origin: ReplyOrigin = ReplyOrigin()
+    origin: ReplyOrigin = attrs.field(factory=ReplyOrigin)
     """Names of the model and of the reply in the stream; empty if no event had one yet."""
 
     _decoder: SSEDecoder = attrs.field(factory=SSEDecoder)

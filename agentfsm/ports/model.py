@@ -230,8 +230,8 @@ class Reply(Value):
     served_model: str = ""
     """Name of the model in the provider's reply; empty if the reply has none."""
 
-    response_id: str = ""
-    """Id of the reply at the provider; empty if it has none."""
+    response_id: str = attrs.field(default="", eq=False)
+    """Id of the reply at the provider; empty if it has none. Not compared, because no two replies share one."""
 
     thinking: str = ""
     """The model's thinking, or a summary of it, also if it was streamed; empty if the provider does not show it."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agentfsm.core.events import Event
+    from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.core.trace_context import TraceContext
     from agentfsm.ports.model import Model, Reply, Request
@@ -75,8 +76,8 @@ class RunTracer(Protocol):
         """
         ...
 
-    def activate(self, context: TraceContext) -> AbstractContextManager[object]:
-        """Make a span of the run current in the calling task, so that what is traced in there is below it."""
+    def activate(self, header: Header, context: TraceContext) -> AbstractContextManager[object]:
+        """Make a span of a run current in the calling task, so that what is traced in there is below it."""
         ...
 
     def observe_request(

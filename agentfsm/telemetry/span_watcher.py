@@ -15,9 +15,10 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from agentfsm.core.events import Event
+from agentfsm.core.header import Header
 from agentfsm.core.run import Run
-from agentfsm.core.trace_context import TraceContext, event_context
-from agentfsm.core.validation import require_choice
+from agentfsm.core.trace_context import TraceContext, begins_trace, event_context, run_context
+from agentfsm.core.validation import require_between, require_choice
 from agentfsm.ports.model import Model, Reply, Request
 from agentfsm.telemetry.request_facts import RequestFacts
 from agentfsm.telemetry.span_export import (
@@ -29,6 +30,8 @@ from agentfsm.telemetry.span_export import (
 )
 from agentfsm.telemetry.spans import CONTENTS, Content, list_spans
 
+# Bits of the id of a trace that decide whether it is sampled.
+_RATIO_MASK: Final = 2**64 - 1
 # Requests and runs that are kept, the newest.
 MAX_KEPT: Final = 1_000
 
@@ -66,6 +69,12 @@ class Telemetry:
     service: str = attrs.field(default="", kw_only=True)
     """Name of the service. Default: `OTEL_SERVICE_NAME`, else "agentfsm"."""
 
+    sample: float = attrs.field(default=1.0, kw_only=True, validator=require_between(0, 1))
+    """Share of traces that are exported, 0 to 1, chosen by their ids as `TraceIdRatioBased` of OpenTelemetry does, so
+    that all processes choose the same ones. A run that is started in a span follows the decision on that span instead.
+    Default 1: all.
+    """
+
     _facts: OrderedDict[str, RequestFacts] = attrs.field(init=False, factory=OrderedDict)
     """Facts of requests whose commit has not come yet, by the ids of their spans, oldest first."""
 
@@ -92,6 +101,8 @@ class Telemetry:
 
     def watch_commit(self, before: Run[Any], run: Run[Any], events: Sequence[Event]) -> None:
         """Queue the spans that end with a commit."""
+        if not self._samples(run.header):
+            return
         for event in events:
             then, before = before, before.apply(event) if len(events) > 1 else run
             facts = self._facts.pop(event_context(before.header, before.version).span_id, None) if self._facts else None
@@ -103,7 +114,8 @@ class Telemetry:
         self, context: TraceContext, model: Model, request: Request, outcome: Reply | BaseException
     ) -> None:
         """Keep what a request says beside the journal until its commit comes."""
-        _keep(self._facts, context.span_id, RequestFacts.of(model, request, outcome))
+        if request.run is not None and self._samples(request.run.header):
+            _keep(self._facts, context.span_id, RequestFacts.of(model, request, outcome))
 
     def flush(self, timeout_s: float = 5.0) -> None:
         """Export what is queued, in up to `timeout_s` seconds."""
@@ -119,9 +131,17 @@ class Telemetry:
             return ""
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
-    def activate(self, context: TraceContext) -> AbstractContextManager[object]:
+    def activate(self, header: Header, context: TraceContext) -> AbstractContextManager[object]:
         """Make a span of a run current."""
+        context = context if self._samples(header) else attrs.evolve(context, sampled=False)
         return _CurrentSpan(trace.set_span_in_context(trace.NonRecordingSpan(to_sdk_context(context))))
+
+    def _samples(self, header: Header) -> bool:
+        """Return whether the spans of a run are exported."""
+        context = run_context(header)
+        if not context.sampled or self.sample == 1 or not begins_trace(header):
+            return context.sampled
+        return int(context.trace_id, 16) & _RATIO_MASK < round(self.sample * (_RATIO_MASK + 1))
 
 
 def _keep(kept: OrderedDict[str, Any], key: str, value: object) -> None:

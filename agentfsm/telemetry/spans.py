@@ -506,8 +506,7 @@ def list_ratings(header: Header, feedback: Iterable[Feedback], *, content: Conte
     """
     write, spans = _WRITERS[content], list[TraceSpan]()
     for number, each in enumerate(feedback, 1):
-        result = {n.EVALUATION: "rating", n.SCORE: float(each.rating), n.EXPLANATION: write(each.comment)}
-        event = SpanEvent(name=n.EVALUATION_RESULT, at=each.at, attributes=_clean(result))
+        event = _build_evaluation(each.at, "rating", None, float(each.rating), write(each.comment))
         attributes = {n.RUN: header.id, n.OPERATION: n.RATE, n.CONVERSATION: header.session, n.RATED_BY: write(each.by)}
         spans.append(
             TraceSpan(
@@ -521,6 +520,12 @@ def list_ratings(header: Header, feedback: Iterable[Feedback], *, content: Conte
             )
         )
     return spans
+
+
+def _build_evaluation(at: float, name: str, label: str | None, score: float | None, why: str | None) -> SpanEvent:
+    """Return the result of an evaluation, with the label or the score that it gave."""
+    result = {n.EVALUATION: name, n.SCORE_LABEL: label, n.SCORE: score, n.EXPLANATION: why}
+    return SpanEvent(name=n.EVALUATION_RESULT, at=at, attributes=_clean(result))
 
 
 def _clean(attributes: Mapping[str, object]) -> dict[str, Any]:

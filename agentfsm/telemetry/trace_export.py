@@ -16,7 +16,7 @@ from agentfsm.journal.load import load_predecessor
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter, Store
 from agentfsm.telemetry.span_export import CountingExporter, build_exporter, build_resource, to_sdk_span
-from agentfsm.telemetry.spans import Content, TraceSpan, list_spans
+from agentfsm.telemetry.spans import Content, TraceSpan, list_ratings, list_spans
 
 # Name of the follower of `follow`.
 FOLLOWER: Final = "otlp"
@@ -54,19 +54,22 @@ class TraceExport:
         return self._exporter.exported
 
     async def run(self, run_id: str, *, after: int = 0) -> int:
-        """Export the spans of a run that end after a version. Return their number.
+        """Export the spans of a run that end after a version, and its ratings. Return their number.
 
         Raises:
             RunNotFoundError: when the store has no such run.
             TraceExportError: when they could not be delivered.
         """
         stored = await self.store.read(run_id)
-        run: Any = begin_run(stored.header, await load_predecessor(self.store, stored.header))
+        previous = await load_predecessor(self.store, stored.header)
+        run: Any = begin_run(stored.header, previous)
+        traces = {} if previous is None else {previous.id: previous.header.traceparent}
         spans: list[TraceSpan] = []
         for event in stored.events:
             before, run = run, run.apply(event)
             if run.version > after:
-                spans += list_spans(before, event, run, content=self.content)
+                spans += list_spans(before, event, run, content=self.content, traces=traces)
+        spans += list_ratings(stored.header, await self.store.list_feedback(run_id), content=self.content)
         await self._deliver(spans)
         return len(spans)
 
@@ -104,7 +107,7 @@ class TraceExport:
         """
         async with self.store.follow(FOLLOWER, wait=not until_idle) as follower:
             async for delivery in follower:
-                with_spans = bool(delivery.events)
+                with_spans = bool(delivery.events or delivery.feedback)
                 try:
                     if with_spans:
                         await self.run(delivery.run_id, after=delivery.after_version)

@@ -202,7 +202,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             run = drive.journal.run
             span = event_context(run.header, run.version + 1)  # the reply will be that version
             observe = partial(engine.tracer.observe_request, span, engine.model, request)
-            with engine.tracer.activate(span):
+            with engine.tracer.activate(run.header, span):
                 reply = await fetch_reply(engine.model, request, receive)
         if engine.log_prompts:
             wished = [(call.name, call.arguments) for call in reply.calls]

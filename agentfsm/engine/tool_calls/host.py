@@ -63,7 +63,7 @@ class RunHost(OpenCalls):
     def __attrs_post_init__(self) -> None:
         if (tracer := self.execution.config.tracer) is not None:
             header = self.execution.journal.run.header
-            self.activate_span = lambda call: tracer.activate(call_context(header, call.id))
+            self.activate_span = lambda call: tracer.activate(header, call_context(header, call.id))
 
     # The tools of the run
 
