@@ -296,8 +296,9 @@ class _SpanBuilder:
                 return [self._build_step("tool_lost", {n.TOOL_CALL_ID: event.call_id}, failure)]
             case _ if type(event) in _SILENT:
                 return []
-        call_id = getattr(event, "call_id", None)
-        return [self._build_step(_SNAKE.sub("_", type(event).__name__).lower(), {n.TOOL_CALL_ID: call_id})]
+        why = getattr(event, "how", "") or getattr(event, "why", "")
+        found = {n.TOOL_CALL_ID: getattr(event, "call_id", None), n.REASON: self.write(why)}
+        return [self._build_step(_SNAKE.sub("_", type(event).__name__).lower(), found)]
 
     def _build_step(
         self,
@@ -324,7 +325,8 @@ class _SpanBuilder:
             **(more or {}),
         }
         name = f"{operation} {model or own}".strip() if is_request else operation
-        return self.build(name, event.at - event.took_s, attributes, failure, is_client=is_request, events=events)
+        start = max(event.at - event.took_s, self.before.updated_at)  # times are rounded to milliseconds
+        return self.build(name, start, attributes, failure, is_client=is_request, events=events)
 
     def _describe_request(self) -> dict[str, object]:
         """Return what is known about a request of a turn beside its reply."""
