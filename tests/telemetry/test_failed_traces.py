@@ -9,7 +9,10 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, exception_attributes, server_attributes
 
-from agentfsm import Agent, Limits, MisuseError, ModelError, tool
+from agentfsm import Agent, Limits, MisuseError, ModelError, Settings, tool
+from agentfsm.core import events as e
+from agentfsm.core.header import Header
+from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall
 from agentfsm.guards import Guard, refuse
 from agentfsm.models import Fallback, OpenAIChat
 from agentfsm.reflection import Action, Reflector, Score, Verdict
@@ -17,11 +20,51 @@ from agentfsm.telemetry import Telemetry, attribute_names, trace_of
 from agentfsm.telemetry.request_facts import describe_model
 from agentfsm.telemetry.spans import MAX_ATTRIBUTE_BYTES
 from agentfsm.telemetry.trace_export import TraceExport
-from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, LocalServer, ScriptedModel, WireReply, call, say
 from tests.support.otlp_receiver import OTLPReceiver
-from tests.support.traced_story import INSTRUCTIONS, tell_story
 
 pytestmark = pytest.mark.anyio
+INSTRUCTIONS = "You help customers of the shop."
+
+
+@tool(read_only=True)
+async def find_stock(item: str) -> str:
+    """Look up the stock."""
+    raise LookupError(f"no shelf is named {item}")
+
+
+async def tell_story(telemetry):
+    """Return the failed run, whose trace was sent, and the fork that succeeds."""
+    replies = [
+        WireReply(status=503, error="overloaded"),
+        WireReply(say("", call("finder", query="blue shoes"))),
+        WireReply(say("", call("find_stock", item="blue"))),
+        WireReply("They are not in stock."),
+        WireReply(status=400, error="unknown parameter 'tier'"),
+        WireReply("Blue shoes are sold out; they come back on Monday."),
+    ]
+    with LocalServer(replies) as server:
+
+        def model():
+            return OpenAIChat("gpt-4o", base_url=server.base_url, api_key="k")
+
+        finder = Agent(model(), tools=[find_stock], name="finder", watch=[telemetry])
+        shop = Agent(
+            model(),
+            tools=[finder.as_tool(description="Look for an item in all shops.")],
+            instructions=INSTRUCTIONS,
+            name="shop",
+            version="2.3.1",
+            settings=Settings(temperature=0.3, max_tokens=500),
+            limits=Limits(retry_wait_s=0.001),
+            watch=[telemetry],
+        )
+        failed = await shop.run("Do you have blue shoes?", session="s-1", id="order-17")
+        fork = await shop.fork(failed.id, at=failed.version - 1, id="order-17-again")
+        done = await shop.finish(fork)
+        await finder.aclose()
+        await shop.aclose()
+    return failed, done
 
 
 def to_json(spans):
@@ -188,7 +231,7 @@ async def test_failures_of_calls_are_errors():
     ]
     agent = Agent(ScriptedModel(say("", call("pay")), "done"), tools=[pay])
     run = await agent.run("go")
-    await agent.reject(run.id, "t1.0", reason="too much")
+    await agent.reject(run.id, "t1.0")
     run = await agent.resume(run.id)
     assert await errors_of(agent, run) == [("execute_tool pay", "rejected")]
     cut = Agent(ScriptedModel(say("", call("hang"))), tools=[hang], limits=Limits(seconds=0.05))
@@ -227,6 +270,26 @@ async def test_a_judge_that_fails_and_one_that_judges():
     told = [(event.name, *event.attributes.values()) for event in judged.events]
     name = "gen_ai.evaluation.result"
     assert told == [(name, "verdict", "pass"), (name, "tone", 4.0)]
+
+
+def test_lost_calls_dropped_plans_and_faults_of_the_memory_are_errors():
+    """Their reasons are content, and stay here without it."""
+    asked = AssistantMessage(text="", calls=(ToolCall(id="t1.0", name="pay", arguments="{}"),))
+    events = (
+        e.Observed(),
+        e.Recalled(query="q", fault="secret disk"),
+        e.PlanDropped(reason="secret plan"),
+        e.ToolsChosen(message=asked),
+        e.ToolStarted(call_id="t1.0"),
+        e.ToolLost(call_id="t1.0", reason="secret worker"),
+    )
+    header = Header(id="r", prompt=(TextPart(text="go"),), created_at=0.0)
+    spans = trace_of(header, events, content="full")
+    assert [span.error for span in spans if span.error] == ["secret disk", "secret plan", "secret worker"]
+    assert spans[-1].attributes["gen_ai.tool.call.id"] == "t1.0"
+    spans = trace_of(header, events)
+    assert [span.error for span in spans if span.error] == ["memory_fault", "plan_dropped", "tool_lost"]
+    assert "secret" not in repr(spans)
 
 
 async def test_ratings_are_results_of_evaluations():

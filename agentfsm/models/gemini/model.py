@@ -82,6 +82,8 @@ class Gemini(AdapterModel[GeminiConnection]):
     """
 
     provider: ClassVar[str] = PROVIDER
+    """Format of native replies, for `NativeReply.provider`."""
+
     api_key_env = "GEMINI_API_KEY"
     expected_reply = "generated content"
     output_modes: tuple[OutputMode, ...] = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
