@@ -76,8 +76,12 @@ class RequestFacts(Value):
     def to_attributes(self, write: Callable[[str], str | None]) -> dict[str, object]:
         """Return the attributes of the request's span; `write` returns a text as it is exported."""
         request, reply = self.request, self.reply
-        parts = [{"type": "text", "content": request.instructions}] if request.instructions else []
-        tools = [{"type": "function", **tool.openai()["function"]} for tool in request.tools]
+        texts: dict[str, object] = {}
+        if write("") is not None:
+            parts = [{"type": "text", "content": request.instructions}] if request.instructions else []
+            tools = [{"type": "function", **tool.openai()["function"]} for tool in request.tools]
+            texts[n.INSTRUCTIONS] = parts and write(json.dumps(parts, ensure_ascii=False))
+            texts[n.TOOL_DEFINITIONS] = tools and write(json.dumps(tools, ensure_ascii=False))
         return {
             **describe_model(self.model, "" if reply is None else reply.model),
             **describe_settings(request.settings),
@@ -85,8 +89,7 @@ class RequestFacts(Value):
             n.RESPONSE_ID: None if reply is None else reply.response_id,
             n.RESPONSE_MODEL: None if reply is None else reply.served_model,
             n.FINISH_REASONS: None if reply is None else (str(reply.finish_reason),),
-            n.INSTRUCTIONS: parts and write(json.dumps(parts, ensure_ascii=False)),
-            n.TOOL_DEFINITIONS: tools and write(json.dumps(tools, ensure_ascii=False)),
+            **texts,
         }
 
 
