@@ -530,12 +530,16 @@ def _build_evaluation(at: float, name: str, label: str | None, score: float | No
     return SpanEvent(name=n.EVALUATION_RESULT, at=at, attributes=_clean(result))
 
 
+# An attribute that is 0 or False is not empty.
+_NUMBERS: Final = frozenset({bool, int, float})
+
+
 def _clean(attributes: Mapping[str, object]) -> dict[str, Any]:
     """Return attributes without the empty ones, and with their texts cut."""
     return {
         name: _cut(value) if isinstance(value, str) else value
         for name, value in attributes.items()
-        if value not in (None, "", (), [])
+        if value or value.__class__ in _NUMBERS
     }
 
 
