@@ -289,7 +289,7 @@ class Worker:
         leases: list[Lease] = []
         try:
             now = await store.now()
-            where = Filter(agent=self.agent.name, ready_by=now + REST_SPREAD * REFUSED_REST_S)
+            where = Filter(agent=self.agent.name, ready_by=now + REST_SPREAD * REFUSED_REST_S, purpose="")
             for each in await store.runs(where, limit=REFUSED_EXAMINED):
                 _, _, until = self._backoffs.get(each.id, (0.0, False, 0.0))
                 is_resting = each.ready_at is not None and each.ready_at - now > REST_SPREAD * MAX_BACKOFF_S

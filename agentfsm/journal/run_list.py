@@ -122,7 +122,7 @@ async def find_stranded(
     """
     now = await store.now()
     by = now - after_s
-    owned = RunIterator(store, Filter(agent=where.agent, active_at=0.0), _PAGE)
+    owned = RunIterator(store, Filter(agent=where.agent, active_at=0.0, purpose=""), _PAGE)
     executed = {(each.agent, each.release, each.format) async for each in owned if each.driven and each.parent is None}
     found: list[StrandedRun] = []
     count = 0

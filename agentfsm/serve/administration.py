@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.journal.run_list import StrandedReason, find_stranded
-from agentfsm.ports.store import ALL_RUNS, Filter
+from agentfsm.ports.store import Filter
 from agentfsm.schedules.schedule_client import count_conflicts
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
@@ -78,7 +78,7 @@ async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _bod
 async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _body: object) -> Response:
     """List the workers with their runs, the runs that wait for a worker, and for how long nothing has happened."""
     now = await gateway.runs.store.now()
-    where = Filter(tenant=caller.tenant or "", active_at=now)
+    where = Filter(tenant=caller.tenant or "", active_at=now, purpose="")
     rows = [row for row in await gateway.runs.list(where, limit=MAX_ACTIVE) if await gateway.serves(row)]
     workers: dict[str, list[dict[str, Any]]] = {}
     queue = []
@@ -146,7 +146,7 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
     queues: Samples = [
         ({"agent": name}, await gateway.admission.count_queue(name, MAX_COUNTED)) for name in gateway.agents
     ]
-    found = await find_stranded(gateway.runs.store, ALL_RUNS, examined=MAX_COUNTED)
+    found = await find_stranded(gateway.runs.store, Filter(purpose=""), examined=MAX_COUNTED)
     stranded = Counter(dict.fromkeys(product(gateway.agents, get_args(StrandedReason)), 0))
     stranded.update([(each.run.agent, each.reason) for each in found])
     conflicts = await count_conflicts(gateway.runs.store)

@@ -126,7 +126,11 @@ class Admission:
         by_user, by_tenant = _quota_names("runs", caller.tenant, caller.user)
         limits = (
             PlaceLimit(
-                name="queue", scope=f"queue:{agent}", where=Filter(agent=agent), is_queue=True, limit=self.max_queue
+                name="queue",
+                scope=f"queue:{agent}",
+                where=Filter(agent=agent, purpose=""),
+                is_queue=True,
+                limit=self.max_queue,
             ),
             PlaceLimit(name="runs", scope=by_user, where=attrs.evolve(where, user=caller.user), limit=of_user.runs),
             PlaceLimit(name="runs", scope=by_tenant, where=where, limit=of_tenant.runs),
@@ -151,7 +155,7 @@ class Admission:
     async def count_queue(self, agent: str, limit: int) -> int:
         """Return how many runs of an agent wait for a worker, up to a limit."""
         store = self.runs.store
-        return await store.count(Filter(agent=agent, ready_by=await store.now()), limit=limit)
+        return await store.count(Filter(agent=agent, ready_by=await store.now(), purpose=""), limit=limit)
 
     async def _take(self, kind: str, caller: Caller, text: str) -> None:
         names = _quota_names(kind, caller.tenant, caller.user)

@@ -75,7 +75,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         session=read_text(query, "session"),
         state=None if "state" not in query else read_state(query["state"]),
         is_waiting=None if "waiting" not in query else query["waiting"] == "true",
-        purpose=read_text(query, "purpose") or "",
+        purpose=read_text(query, "purpose"),
         limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
         after=read_text(query, "after"),
     )

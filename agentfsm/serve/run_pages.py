@@ -30,7 +30,7 @@ async def find_page(
     session: str | None = None,
     state: State | None = None,
     is_waiting: bool | None = None,
-    purpose: str = "",
+    purpose: str | None = None,
     limit: int = PAGE_SIZE,
     after: str | None = None,
 ) -> tuple[list[RunSummary], str | None]:
@@ -44,7 +44,7 @@ async def find_page(
         session: Name of a conversation of the caller.
         state: State of the runs.
         is_waiting: Whether the runs wait.
-        purpose: Purpose of the runs, such as "eval"; empty for those of production.
+        purpose: Purpose of the runs, such as "eval". None: those of production, and in a session all.
         limit: Maximum of runs, 1 or more.
         after: Cursor of the page before; None for the first page.
 
@@ -60,7 +60,7 @@ async def find_page(
         waiting=is_waiting,
         before=before,
         tenant=caller.tenant or "",
-        purpose=purpose,
+        purpose="" if purpose is None and session is None else purpose,
     )
     rows: list[RunSummary] = []
     scanned, is_begun = 0, before is None

@@ -331,11 +331,12 @@ def test_a_name_that_the_agent_has_itself_is_refused():
 
 
 async def test_only_the_agents_own_runs_are_there():
-    """Runs of another agent in the same store are not shown, not read and not decided on."""
+    """Runs of another agent in the same store are not shown, not read and not decided on; evaluations are not shown."""
     store = MemoryStore()
     other = Agent(ScriptedModel(say("", call("wipe", path="/etc"))), name="other", tools=[wipe], store=store)
     secret = await other.run("secret", id="x1")
-    agent = Agent(ScriptedModel(say("mine")), name="agent", store=store)
+    agent = Agent(ScriptedModel(say("mine"), say("mine")), name="agent", store=store)
+    await agent.run("evaluated", purpose="eval")
     async with Client(agent.as_mcp_server().server) as client:
         await said(client, "start", prompt="go", run_id="r1")
         assert [each.name for each in (await client.list_resources()).resources] == ["r1"]

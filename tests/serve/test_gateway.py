@@ -42,6 +42,28 @@ async def test_a_run_from_start_to_answer():
         assert [data["version"] for _, data in events] == list(range(1, run["version"] + 1))
 
 
+async def test_evaluations_are_no_part_of_production():
+    """Lists have them only if asked, and one that was killed is no part of the queue, of workers and of stranded runs."""
+    store = MemoryStore()
+    agent = Agent(ScriptedModel(say("hello")), name="greeter", store=store)
+    await agent.run("hi", id="judged", purpose="eval", user="root", session="root/s")
+    for number in range(3):
+        await agent.submit("hi", id=f"killed-{number}", purpose="eval", user="root")
+    async with serving(agent, parallel=0, max_queue=1) as client:
+
+        async def listed(path, key="runs"):
+            return {row["id"] for row in (await client.get(path)).json()[key]}
+
+        assert await listed("/v1/runs") == set()
+        assert await listed("/v1/runs?purpose=eval") == {"judged", "killed-0", "killed-1", "killed-2"}
+        assert await listed("/v1/workers", "queue") == set()
+        metrics = (await client.get("/metrics")).text
+        assert 'agentfsm_queue_runs{agent="greeter"} 0' in metrics
+        started = await client.post("/v1/runs", json={"prompt": "hi"})
+        assert started.status_code == 201
+        assert await listed("/v1/runs") == {started.json()["id"]}
+
+
 async def test_a_key_names_one_run():
     """A repeated request returns the same run, whose id is in `Location`; another user may choose the same key."""
     async with serving(Agent(ScriptedModel(say("a"), say("b")), store=MemoryStore())) as client:

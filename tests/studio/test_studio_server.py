@@ -170,6 +170,24 @@ def test_hostile_text_is_text(open_page, studio):
     assert HOSTILE.count("\u202e") == row.locator(".hidden-char", has_text="U+202E").count() - 1  # prompt and user
 
 
+def test_evaluations_are_listed_only_when_asked_for(open_page, studio):
+    """The list of runs shows production; the control shows the others, is in the address, and leads to the run."""
+    page = open_page("#/runs")
+    rows, row = page.locator("tr[data-run]"), page.locator('tr[data-run="evaluated"]')
+    expect(rows.first).to_be_visible()
+    expect(row).to_have_count(0)
+    page.get_by_label("Purpose").select_option("evaluations")
+    expect(row).to_be_visible()
+    expect(rows).to_have_count(1)
+    assert page.url.endswith("#/runs?purpose=eval")
+    page.reload()
+    expect(row).to_be_visible()
+    expect(page.get_by_label("Purpose")).to_have_value("eval")
+    page.goto(f"{studio.url}#/sessions")
+    expect(page.locator("tr[data-session]").first).to_be_visible()
+    expect(page.locator("tr[data-session='a case']")).to_have_count(0)
+
+
 LIGHT = {"resultTypes": ["violations"]}
 DARK = LIGHT | {"runOnly": ["color-contrast"]}
 

@@ -119,6 +119,7 @@ async def write_journals(path):
             plain,
             [e.Observed(at=100.0), attrs.evolve(answer, usage=small.usage + large, model="max", tier=tier)],
         ),
+        "evaluated": (attrs.evolve(plain, purpose="eval", session="a case"), [e.Observed(at=100.0), answer]),
         "repeated": (plain, [e.Observed(at=100.0), attrs.evolve(answer, answered_from=source)]),
     }
     for run_id, (each, events) in journals.items():

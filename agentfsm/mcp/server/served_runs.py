@@ -450,7 +450,7 @@ class ServedRuns:
             MCPError: when the cursor is invalid.
         """
         before, known = (None, 0) if cursor is None else _parse_cursor(cursor)
-        where = Filter(agent=self.agent.name, before=before)
+        where = Filter(agent=self.agent.name, before=before, purpose="")
         lines = (await self.agent.runs.list(where, limit=known + PAGE_SIZE))[known:]
         statuses = await list_statuses(self.agent.store, lines)
         resources = [

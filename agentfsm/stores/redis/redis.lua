@@ -369,7 +369,9 @@ local function set_ready(run, at, is_suspect)
   if at then
     local text = string.format('%.17g', at)
     call('HSET', key('run', run.id), 'ready_at', text)
-    call('ZADD', key(is_suspect and 'suspects' or 'ready', run.agent), text, run.entry)
+    if (run.purpose or '') == '' then -- others are executed by who has started them
+      call('ZADD', key(is_suspect and 'suspects' or 'ready', run.agent), text, run.entry)
+    end
   end
 end
 
@@ -570,8 +572,6 @@ local function ready_runs(index, limit, newest_format, releases)
       local run = named(index, entry)
       if not run then
         looked_at = looked_at - 1 -- the entry was removed
-      elseif (run.purpose or '') ~= '' then
-        skipped = skipped + 1 -- who has started it executes it
       elseif format_of(run) > newest_format then
         has_newer, skipped = 1, skipped + 1
       elseif releases and (run.release or '') ~= '' and not releases[run.release] then

@@ -384,7 +384,7 @@ class _RedisBackend(RedisServer):
 
     def count(self, where: Filter, limit: int) -> int:
         """Return the number of runs that match the filter, up to `limit`."""
-        if where.agent is not None and where == Filter(agent=where.agent, ready_by=where.ready_by):
+        if where.agent is not None and where == Filter(agent=where.agent, ready_by=where.ready_by, purpose=""):
             (_, count) = self.call("count_ready", where.agent)
             return min(int(count), limit)
         return len(self.runs(where, limit))

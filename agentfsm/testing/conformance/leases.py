@@ -103,6 +103,7 @@ class LeaseConformance:
         """No worker claims it, also if it is the first that is ready; its lease can be taken by its id."""
         for number, purpose in enumerate(["eval", "", "eval"]):
             await (await LeasedRun.create(store, make_header(f"r{number}", agent="a", purpose=purpose))).release()
+        assert await store.count(Filter(agent="a", ready_by=await store.now() + 60, purpose="")) == 1
         claim = await store.claim("a", limit=10, releases=["1"])
         assert ([lease.run_id for lease in claim.leases], claim.has_newer, claim.other_release) == (["r1"], False, "")
         assert not (await store.claim("a", limit=1)).leases

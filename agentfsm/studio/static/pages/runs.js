@@ -6,6 +6,7 @@ import { t } from "../i18n.js";
 import { chip, empty, failure, runLink, table, time } from "../parts.js";
 
 const REFRESH_MS = 2000;
+const PURPOSES = new Map([["", t("production")], ["eval", t("evaluations")]]);
 const STATES = ["observe", "think", "act", "reflect", "done", "error"];
 // Costs and waits are read from the run itself: at most so many at once.
 const PARALLEL = 3;
@@ -17,7 +18,7 @@ export const runs = {
   path: "runs",
   title: "Runs",
   mount(main, parameters) {
-    const filters = { waiting: parameters.get("waiting") ?? "", state: parameters.get("state") ?? "", agent: parameters.get("agent") ?? "", user: parameters.get("user") ?? "", session: parameters.get("session") ?? "" };
+    const filters = { waiting: parameters.get("waiting") ?? "", state: parameters.get("state") ?? "", agent: parameters.get("agent") ?? "", user: parameters.get("user") ?? "", session: parameters.get("session") ?? "", purpose: parameters.get("purpose") ?? "" };
     let rows = [];
     let after = null;
     let pages = 1;
@@ -38,6 +39,7 @@ export const runs = {
         search,
         select("state", t("State"), [["", t("all states")], ...STATES.map((state) => [state, state.toUpperCase()])]),
         select("waiting", t("Waiting"), [["", t("waiting or not")], ["true", t("waiting")], ["false", t("not waiting")]]),
+        select("purpose", t("Purpose"), PURPOSES.has(filters.purpose) ? [...PURPOSES] : [...PURPOSES, [filters.purpose, filters.purpose]]),
         input("agent", t("Agent")), input("user", t("User")), input("session", t("Session")), h("label", { class: "check" }, children, t("sub-agents"))),
       list);
 
