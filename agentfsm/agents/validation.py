@@ -164,7 +164,7 @@ def as_spending_limits(limits: Iterable[Spend] | Spend) -> tuple[Spend, ...]:
     for each in given:
         if not isinstance(each, Spend):
             raise MisuseError(f'Agent(spend={shorten_repr(limits)}): give Spend(per="day", usd=20), or a list of them')
-        window = (each.per, each.scope, each.tz)
+        window = (each.per, each.scope, each.tz, each.purpose)
         if window in seen:
             raise MisuseError(
                 f"Agent(spend=...) has two limits for each {each.scope} per {each.per} in {each.tz}: keep the lower one"

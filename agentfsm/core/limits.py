@@ -18,6 +18,7 @@ from agentfsm.core.validation import (
     COUNT_OR_ZERO,
     POSITIVE,
     SHARE,
+    STRING,
     require_choice,
     require_whole_number,
     suggest_fields,
@@ -312,17 +313,22 @@ class SpendWindow(Value):
     ends_at: float
     """End of the window, seconds since 1970."""
 
+    purpose: str | None = None
+    """Purpose of the runs that count in it; empty for production. None: all runs."""
+
     @property
     def key(self) -> str:
         """Key of the record of the window in the store."""
-        parts = (self.scope, self.start, self.per, self.tz, self.tenant, self.subject)
+        parts = [self.scope, self.start, self.per, self.tz, self.tenant, self.subject]
+        parts += [] if self.purpose is None else [self.purpose]
         return "|".join([_shorten(quote(part, safe="/")) for part in parts])
 
     def describe(self) -> str:
         """Return the name of the window for people: "the agent shop on 2026-11-26 (UTC)"."""
         subject = f"the {self.scope} {self.subject}" if self.subject else f"runs without a {self.scope}"
         tenant = f" of the tenant {self.tenant}" if self.tenant else ""
-        return f"{subject}{tenant} {'on' if self.per == 'day' else 'in'} {self.start} ({self.tz})"
+        purpose = "" if self.purpose is None else f" for {self.purpose or 'production'}"
+        return f"{subject}{tenant}{purpose} {'on' if self.per == 'day' else 'in'} {self.start} ({self.tz})"
 
     def format_end(self) -> str:
         """Return the end of the window in its time zone: "2026-11-27 00:00 +01:00"."""
@@ -336,7 +342,8 @@ class Spend(Value):
     """Spending limit of an agent, a user or a tenant for a calendar day or month: `Spend(per="day", usd=20)`.
 
     All processes that share a store share it. The requests of runs count whose agent, or a calling agent, has a limit
-    with the same period, scope and time zone.
+    with the same period, scope, time zone and purpose. It holds over production and evaluations together, unless it
+    names a purpose.
 
     Args:
         per: Length of the window: "day" or "month" of the calendar.
@@ -344,6 +351,7 @@ class Spend(Value):
         usd: US dollars for models and tools in a window, above 0.
         tz: Time zone of the calendar, a name of the IANA database.
         warn_at: Share of `usd` at which a warning is logged, once per window, above 0 and up to 1.
+        purpose: Purpose of the runs that it is about, such as "eval"; empty for production. None: all runs.
 
     Raises:
         MisuseError: when a value is out of its range or of a wrong type, or the time zone is unknown.
@@ -367,6 +375,11 @@ class Spend(Value):
     warn_at: float = attrs.field(default=0.8, validator=SHARE)
     """Share of `usd` at which a warning is logged, once per window, above 0 and up to 1. Default 0.8."""
 
+    purpose: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Purpose of the runs that it is about, such as "eval"; an empty string for production. Only these are limited, and
+    count. Default None: all runs.
+    """
+
     def find_window(self, header: Header, now: float) -> SpendWindow:
         """Return the window of a run with this header at a time, in seconds since 1970."""
         zone = load_zone(self.tz)
@@ -385,4 +398,5 @@ class Spend(Value):
             tz=self.tz,
             start=f"{start:%Y-%m-%d}" if self.per == "day" else f"{start:%Y-%m}",
             ends_at=end.astimezone(UTC).timestamp(),
+            purpose=self.purpose,
         )

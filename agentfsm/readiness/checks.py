@@ -336,7 +336,7 @@ def _check_run_cost(subject: Subject) -> CheckFinding:
 
 
 def _check_spend(subject: Subject) -> CheckFinding:
-    limits = subject.agent.spend
+    limits = [each for each in subject.agent.spend if not each.purpose]  # others are not about production
     if not limits:
         return CheckFinding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
     return CheckFinding(_PASS, "; ".join(map(str, limits)))

@@ -209,7 +209,12 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
 
 def _describe_spend(windows: Sequence[SpendStatus]) -> tuple[tuple[str, str, str, Samples], ...]:
     """Return the metrics of the spending limits of agents. Users and tenants are too many for labels."""
-    labels = [({"agent": each.window.subject, "per": each.window.per, "tz": each.window.tz}, each) for each in windows]
+    labels = []
+    for each in windows:
+        of = {"agent": each.window.subject, "per": each.window.per, "tz": each.window.tz}
+        if each.window.purpose is not None:
+            of["purpose"] = each.window.purpose or "production"
+        labels.append((of, each))
     return (
         (
             "agentfsm_spend_usd",

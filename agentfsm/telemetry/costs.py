@@ -382,6 +382,7 @@ def _read_window(record: StoreRecord) -> SpendStatus:
     state, value = WindowRecord.from_json(record.value, record.key), record.value
     assert isinstance(value, dict)  # `from_json` has checked it  # noqa: S101
     described: dict[str, Any] = {name: value.get(name, "") for name in attrs.fields_dict(SpendWindow)}
+    described["purpose"] = value.get("purpose")  # a window that names none is about all
     return SpendStatus(
         window=SpendWindow(**described),
         spent_usd=state.spent_usd,

@@ -29,6 +29,7 @@ from agentfsm.core.limits import SPEND_RECORDS
 from agentfsm.ports import Model, Reply, StoreRecord
 from agentfsm.reflection import RUBRIC, Reflector
 from agentfsm.stores import MemoryStore
+from agentfsm.telemetry import read_spend
 from agentfsm.testing import ScriptedModel, call, fail, say
 from tests.support.checks import Wrapped, results_of, virtually
 
@@ -60,6 +61,28 @@ async def read_windows(store):
 async def read_window(store):
     (window,) = await read_windows(store)
     return window
+
+
+async def test_a_limit_may_be_about_one_purpose(store):
+    """Then only its runs and those of their sub-agents count and are refused; one without a purpose is about all."""
+    inner = Agent(Priced(*[answer(10)] * 9), store=store, settings=SHORT, name="inner")
+    asks = say("", call("inner", query="?"), usage=Usage(output_tokens=10))
+    calls = [asks, asks, answer(10), asks]
+    limits = [
+        Spend(per="day", usd=0.6),
+        Spend(per="day", usd=0.2, purpose="eval"),
+        Spend(per="month", usd=9, purpose=""),
+    ]
+    agent = agent_of(store, *calls, spend=limits, tools=[inner.as_tool()])
+    first = await agent.run("1", purpose="eval")
+    assert first.stop_reason is StopReason.COST_BUDGET
+    assert "0.2 of 0.2 US dollars spent for the agent agent for eval on" in first.stop_message
+    assert (await agent.run("2")).stop_reason is StopReason.COMPLETED
+    third = await agent.run("3")
+    assert third.stop_reason is StopReason.COST_BUDGET
+    assert "of 0.6 US dollars spent for the agent agent on" in third.stop_message
+    spent = {each.window.purpose: each.spent_usd for each in await read_spend(store)}
+    assert spent == pytest.approx({None: 0.6, "eval": 0.2, "": 0.4})
 
 
 async def test_all_runs_of_a_window_share_its_limit(store):

@@ -260,11 +260,12 @@ class RunSpend:
             journal.on_event(BudgetWarning(run_id=journal.run.id, turn=turn, limit=which, used=used, of=limit_usd))
 
 
-def build_run_spend(limits: Sequence[Spend], journal: Journal, parent: RunSpend | None) -> RunSpend:
-    """Return the spending limits of a run: those of its agent, and of the agents above it."""
+def build_run_spend(limits: Sequence[Spend], journal: Journal, parent: RunSpend | None) -> RunSpend | None:
+    """Return the spending limits of a run: those of its agent, and of the agents above it; None if none is about it."""
     above = () if parent is None else parent.limits
     header = journal.run.header
-    return RunSpend(journal, (*above, *[(spend, header) for spend in limits]))
+    own = [(spend, header) for spend in limits if spend.purpose in {None, header.purpose}]
+    return RunSpend(journal, (*above, *own)) if above or own else None
 
 
 def _find_cost(usage: Usage | None) -> float | None:

@@ -104,6 +104,7 @@ class WindowRecord:
             "tz": window.tz,
             "start": window.start,
             "ends_at": window.ends_at,
+            "purpose": window.purpose,
             "spent_usd": round(self.spent_usd, _DIGITS),
             "requests": self.requests,
             "refused": self.refused,
