@@ -111,25 +111,23 @@ def _as_paths(given: Iterable[Iterable[object]] | None) -> tuple[CallPath, ...] 
         return None
     if isinstance(given, str | Mapping):
         raise MisuseError(f"Case(paths={shorten_repr(given)}): give a list of paths; {_PATH_FORM}")
-    return tuple(map(_as_path, given))
-
-
-def _as_path(given: object) -> CallPath:
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        raise MisuseError(f"Case(paths=[{shorten_repr(given)}]): {_PATH_FORM}")
-    return tuple(map(_as_group, given))
-
-
-def _as_group(given: object) -> tuple[ExpectedCall, ...]:
-    match given:
-        case {"any_order": [*calls], **rest} if not rest:
-            return tuple(map(_as_call, calls))
-        case set() | frozenset():
-            return tuple(map(_as_call, sorted(given, key=repr)))
-        case tuple() if given and all(isinstance(each, ExpectedCall) for each in given):
-            return given
-        case _:
-            return (_as_call(given),)
+    paths = []
+    for path in given:
+        if isinstance(path, str | Mapping) or not isinstance(path, Sequence):
+            raise MisuseError(f"Case(paths=[{shorten_repr(path)}]): {_PATH_FORM}")
+        groups: list[tuple[ExpectedCall, ...]] = []
+        for group in path:
+            match group:
+                case {"any_order": [*calls], **rest} if not rest:
+                    groups.append(tuple(map(_as_call, calls)))
+                case set() | frozenset():
+                    groups.append(tuple(map(_as_call, sorted(group, key=repr))))
+                case tuple() if group:  # of a path that was converted before
+                    groups.append(tuple(map(_as_call, group)))
+                case _:
+                    groups.append((_as_call(group),))
+        paths.append(tuple(groups))
+    return tuple(paths)
 
 
 def _as_call(given: object) -> ExpectedCall:
@@ -164,6 +162,41 @@ def _as_world_check(given: WorldCheck | str | None) -> WorldCheck | None:
 
 def _as_input(given: str | Mapping[str, JSON]) -> str:
     return json.dumps(given, ensure_ascii=False) if isinstance(given, Mapping) else given
+
+
+Rubric: TypeAlias = Mapping[str, Mapping[int, str]]
+LOWEST: Final = 1
+HIGHEST: Final = 5
+
+
+def as_rubric(given: Any) -> Rubric:
+    """Return criteria with their anchors; a sentence is a criterion that holds, holds in part, or does not.
+
+    Raises:
+        MisuseError: if it has another form.
+    """
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Sequence) and given and all(isinstance(each, str) and each.strip() for each in given):
+        return {
+            f"criterion {number}" if len(given) > 1 else "criterion": {
+                LOWEST: f"this does not hold: {text}",
+                3: "it holds in part",
+                HIGHEST: "it holds",
+            }
+            for number, text in enumerate(given, 1)
+        }
+    criteria: Any = given
+    try:
+        found = {str(name): {int(score): str(text) for score, text in each.items()} for name, each in criteria.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {}
+    if not found or not all(len(each) > 1 and {*each} <= {*range(LOWEST, HIGHEST + 1)} for each in found.values()):
+        raise MisuseError(
+            f'rubric={shorten_repr(given)}: give anchors by criterion, {{"tone": {{1: "rude", 5: "friendly"}}}}, or sentences '
+            "that hold of a good answer"
+        )
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -202,6 +235,11 @@ class Turn(Value):
 
     paths: tuple[CallPath, ...] | None = attrs.field(default=None, converter=_as_paths)
     """Valid paths of the tool calls of this turn, as `Case.paths`. None: they are not scored by themselves."""
+
+    rubric: Rubric | None = attrs.field(default=None, converter=attrs.converters.optional(as_rubric))
+    """Criteria of judges for what the user gets after this turn, as `Case.rubric`: an answer, or a question or a call
+    that the run then waits with. The judge reads the conversation up to it. None: judges do not grade this turn.
+    """
 
     def __attrs_post_init__(self) -> None:
         names = ("input", "send", "approve", "reject", "answer")
@@ -270,80 +308,45 @@ def _as_turn(given: Any) -> Turn | SimulatedUser | NextTurn:
 
 
 def _as_files(given: Iterable[str | os.PathLike[str] | Part]) -> tuple[Part, ...]:
+    """Return files as parts of a prompt: an image, a recording, a PDF, or else a text."""
     if isinstance(given, str | os.PathLike | Mapping):
         raise MisuseError(f"Case(files={shorten_repr(given)}): give a list of paths")
-    return tuple([_read_file(Path(each)) if isinstance(each, str | os.PathLike) else each for each in given])
-
-
-def _read_file(path: Path) -> Part:
-    """Return a file as a part of a prompt: an image, a recording, a text, or else a document."""
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    try:
-        data = path.read_bytes()
-        if kind.startswith("image/"):
-            return ImagePart.of(data, kind)
-        if kind.startswith("audio/"):
-            return AudioPart.of(data, kind)
-        if kind == "application/pdf":
-            return FilePart.of(data, kind, path.name)
-        return TextPart(text=f"{path.name}:\n{data.decode()}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(
-            f"Case(files=...): {path} cannot be read: {error}; a part of a message may be given"
-        ) from None
+    parts: list[Part] = []
+    for each in given:
+        if not isinstance(each, str | os.PathLike):
+            parts.append(each)
+            continue
+        path = Path(each)
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        try:
+            data = path.read_bytes()
+            if kind.startswith("image/"):
+                parts.append(ImagePart.of(data, kind))
+            elif kind.startswith("audio/"):
+                parts.append(AudioPart.of(data, kind))
+            elif kind == "application/pdf":
+                parts.append(FilePart.of(data, kind, path.name))
+            else:
+                parts.append(TextPart(text=f"{path.name}:\n{data.decode()}"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise MisuseError(
+                f"Case(files=...): {path} cannot be read: {error}; a part of a message may be given"
+            ) from None
+    return tuple(parts)
 
 
 def _as_history(given: Sequence[Message] | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return read_history(given) if given else ()
 
 
+def _as_metadata(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return to_plain_json(given, "metadata")
+
+
 def _as_memory(given: Iterable[str | Mapping[str, Any]] | None) -> tuple[str | Mapping[str, Any], ...] | None:
     if isinstance(given, str | Mapping):
         raise MisuseError(f"Case(memory={shorten_repr(given)}): give a list of texts, or of arguments of `remember`")
     return None if given is None else tuple(given)
-
-
-Rubric: TypeAlias = Mapping[str, Mapping[int, str]]
-LOWEST: Final = 1
-HIGHEST: Final = 5
-
-
-def as_rubric(given: Any, place: str) -> Rubric:
-    """Return criteria with their anchors; a sentence is a criterion that holds, holds in part, or does not.
-
-    Raises:
-        MisuseError: if it has another form.
-    """
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Sequence) and given and all(isinstance(each, str) and each.strip() for each in given):
-        return {
-            f"criterion {number}" if len(given) > 1 else "criterion": {
-                LOWEST: f"this does not hold: {text}",
-                3: "it holds in part",
-                HIGHEST: "it holds",
-            }
-            for number, text in enumerate(given, 1)
-        }
-    criteria: Any = given
-    try:
-        found = {str(name): {int(score): str(text) for score, text in each.items()} for name, each in criteria.items()}
-    except (AttributeError, TypeError, ValueError):
-        found = {}
-    if not found or not all(len(each) > 1 and {*each} <= {*range(LOWEST, HIGHEST + 1)} for each in found.values()):
-        raise MisuseError(
-            f'{place}(rubric=...): give anchors by criterion, {{"tone": {{1: "rude", 5: "friendly"}}}}, or sentences '
-            "that hold of a good answer"
-        )
-    return found
-
-
-def _as_case_rubric(given: Any) -> Rubric | None:
-    return None if given is None else as_rubric(given, "Case")
-
-
-def _as_metadata(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return to_plain_json(given, "metadata")
 
 
 def _describe_turn(turn: Turn | SimulatedUser | NextTurn) -> list[Any] | str:
@@ -432,7 +435,7 @@ class Case(Value):
     answer: str = attrs.field(default="", validator=STRING)
     """Expected answer, for judges; empty if there is none. It is compared by meaning, never as text."""
 
-    rubric: Rubric | None = attrs.field(default=None, converter=_as_case_rubric)
+    rubric: Rubric | None = attrs.field(default=None, converter=attrs.converters.optional(as_rubric))
     """Criteria of judges for this case, in place of those of the judge: a sentence that holds of a good answer, or
     several, or anchors by criterion, as `RubricJudge.rubric` has them. None: those of the judge.
     """

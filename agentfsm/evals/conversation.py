@@ -86,6 +86,9 @@ class PlayedTurn(Value):
     run_id: str
     """Id of the run that it began, or was about."""
 
+    version: int | None = None
+    """Version at which this run waited for the turn that decides on it. None: the next turn begins another run."""
+
 
 async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[], Any]) -> Any:
     """Return what a function returns, plain or async, as JSON; it is kept as a run, so the function is called once.
@@ -259,13 +262,13 @@ class Conversation:
             options["messages"] = case.history
         return options
 
-    async def _read_decision(self, number: int) -> list[str] | None:
-        """Return the run, the call and the tool that a turn has decided on before; None if it has not."""
+    async def _read_decision(self, number: int) -> list[Any] | None:
+        """Return what a turn has decided on before: run, call, tool, and the version that waited; None for nothing."""
         try:
             run = await self.agent.runs.load(f"{self.run_id}-turn-{number}")
         except RunNotFoundError:
             return None
-        found: list[str] | None = json.loads(run.answer) if run.state is State.DONE else None
+        found: list[Any] | None = json.loads(run.answer) if run.state is State.DONE else None
         return found
 
     async def _decide(self, number: int, turn: Turn, run: Run[Any]) -> Run[Any] | None:
@@ -281,10 +284,15 @@ class Conversation:
                 waits = ", ".join(f"{each.kind} of {each.tool}" if each.tool else each.kind for each in run.pending)
                 self.stop = f"turn {number} {turn}: the run {f'waits for {waits}' if waits else 'is over'}"
                 return None
-            target = [found.run_id, found.call_id, found.tool]
+            target = [found.run_id, found.call_id, found.tool, run.version]
             decision_id = f"{self.run_id}-turn-{number}"
             target = await record(self.agent, decision_id, f"Turn {number}: {turn}", lambda: target)
-        item = next((each for each in run.pending if [each.run_id, each.call_id, each.tool] == target), None)
+        *wanted_call, version = target
+        self.played = [
+            attrs.evolve(each, version=version) if each.run_id == run.id and each.version is None else each
+            for each in self.played
+        ]
+        item = next((each for each in run.pending if [each.run_id, each.call_id, each.tool] == wanted_call), None)
         if item is not None:
             await self._post(turn, item, number)
         return run
@@ -348,7 +356,8 @@ class Conversation:
             store=self.agent.store,
             clock=self.agent.clock,
         )
-        texts = [(_BEGIN, ""), *[(self._describe_reply(each), str(each.turn)) for each in self.played]]
+        by_id = {run.id: run for run in self.runs}
+        texts = [(_BEGIN, ""), *[(describe_reply(by_id[each.run_id]), str(each.turn)) for each in self.played]]
         said: list[Message] = []
         for (heard, _), (_, reply) in pairwise(texts):
             said += [UserMessage(parts=(TextPart(text=heard),)), AssistantMessage(text=reply)]
@@ -370,25 +379,25 @@ class Conversation:
         asks = (
             [] if not self.runs else [each.tool for each in self.runs[-1].pending if each.kind is PendingKind.APPROVAL]
         )
-        tool = next(iter(asks if decided is None else decided[2:]), "call")
+        tool = next(iter(asks if decided is None else decided[2:3]), "call")
         tool = "plan" if tool == PLAN_TOOL else tool
         reason = text.removeprefix(_REJECT).strip()
         return Turn(approve=tool) if text.startswith(_APPROVE) else Turn(reject=tool, message=reason)
 
-    def _describe_reply(self, played: PlayedTurn) -> str:
-        """Return what the user sees after a turn: the answer, or what the agent waits for."""
-        run = next(each for each in self.runs if each.id == played.run_id)
-        if run.state is State.DONE:
-            return run.answer or "(no answer)"
-        if run.is_over:
-            return f"(the assistant failed: {run.stop_reason})"
-        lines = [
-            f"(asks you to approve {each.tool} {json.dumps(each.arguments, ensure_ascii=False)})"
-            if each.kind is PendingKind.APPROVAL
-            else " ".join([question.message for question in each.questions]) or each.description or str(each.arguments)
-            for each in run.pending
-        ]
-        return "\n".join(lines)
+
+def describe_reply(run: Run[Any]) -> str:
+    """Return what the user sees of a run: the answer, or what the agent waits for."""
+    if run.state is State.DONE:
+        return run.answer or "(no answer)"
+    if run.is_over:
+        return f"(the assistant failed: {run.stop_reason})"
+    lines = [
+        f"(asks you to approve {each.tool} {json.dumps(each.arguments, ensure_ascii=False)})"
+        if each.kind is PendingKind.APPROVAL
+        else " ".join([question.message for question in each.questions]) or each.description or str(each.arguments)
+        for each in run.pending
+    ]
+    return "\n".join(lines)
 
 
 async def run_beside(agent: Agent[Any], text: str, run_id: str) -> Run[Any]:

@@ -161,7 +161,8 @@ async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | No
                 asked = Usage(input_tokens=round(read / 2), output_tokens=round(whole.reply_tokens))
                 one = resolve_model(user.model).cost_usd(asked)
                 parts.append(None if one is None else one * user.max_turns)
-            parts += [each.estimate_usd(read) for each in runner.scorers if isinstance(each, RubricJudge)]
+            judged = 1 + len([each for each in case.all_turns if isinstance(each, Turn) and each.rubric is not None])
+            parts += [each.estimate_usd(read) for each in runner.scorers if isinstance(each, RubricJudge)] * judged
             by_case[case.id] = 0.0 if runner.speed == "replay" else add_usd(parts)
     except (AttributeError, MisuseError) as error:  # a model of the user's own may have no prices
         _log.debug("the cost is not estimated: %s", error)
@@ -350,6 +351,11 @@ class _Runner:
         grades = {}
         for scorer in self.scorers:
             grades[scorer.name] = Grade(None, fault) if fault else await scorer.grade(graded)
+        turns = [*grade_turns(graded)] if case.turns else []
+        for judge in () if fault else [each for each in self.scorers if isinstance(each, RubricJudge)]:
+            for number, turn in enumerate(turns):
+                if (grade := await judge.grade_turn(graded, number)) is not None:
+                    turns[number] = attrs.evolve(turn, grades={**turn.grades, judge.name: grade})
         if recording is not None:
             findings = tuple(found for run in graded.runs for found in recording.list_missing(run))
         costs = [graded.agent.cost(run) for run in graded.runs]
@@ -368,7 +374,7 @@ class _Runner:
             seconds=sum(cost.duration_s for cost in costs),
             calls=tuple([call.name for run in graded.runs for call in run.calls]),
             is_kept=graded.is_kept,
-            conversation=grade_turns(graded) if case.turns else (),
+            conversation=tuple(turns),
             findings=findings,
         )
 

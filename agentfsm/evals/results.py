@@ -77,7 +77,8 @@ class CaseResult(Value):
     @property
     def judge_usd(self) -> float | None:
         """US dollars of the judges; None if a price is unknown."""
-        return add_usd(grade.usd for grade in self.grades.values())
+        grades = [self.grades, *[turn.grades for turn in self.conversation]]
+        return add_usd(grade.usd for each in grades for grade in each.values())
 
     @property
     def passed(self) -> bool:

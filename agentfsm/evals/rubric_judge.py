@@ -23,7 +23,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import BOOL, COUNT, NAME
 from agentfsm.core.value import Value
 from agentfsm.evals.case import HIGHEST, LOWEST, Rubric, as_rubric
-from agentfsm.evals.conversation import run_beside
+from agentfsm.evals.conversation import describe_reply, run_beside
 from agentfsm.evals.scorers import Grade, GradedRun, add_usd
 from agentfsm.evals.statistics import cohen_kappa, spearman
 from agentfsm.tools.schema.arguments import read_object
@@ -79,10 +79,6 @@ def find_family(model: str) -> str:
     return _FAMILIES.get(word, word)
 
 
-def _as_rubric(given: object) -> Rubric:
-    return as_rubric(given, "RubricJudge")
-
-
 @attrs.frozen(kw_only=True)
 class RubricJudge(Value):
     """Scorer that asks a model to grade answers by a rubric of anchors, several times.
@@ -100,7 +96,7 @@ class RubricJudge(Value):
     stronger.
     """
 
-    rubric: Rubric = attrs.field(default=RUBRIC, converter=_as_rubric)
+    rubric: Rubric = attrs.field(default=RUBRIC, converter=as_rubric)
     """Criteria, each with anchors: two scores or more from 1 to 5, with a description of the answers that get them; or
     a sentence that holds of a good answer, or several. A case with a rubric of its own is graded by that.
     """
@@ -124,11 +120,39 @@ class RubricJudge(Value):
         if graded.run.state is not State.DONE:
             return Grade(0.0, "there is no answer")
         rubric = self.rubric if graded.case.rubric is None else graded.case.rubric
+        work = {**_describe_task(graded), **_describe_conversation(graded.runs), "answer": graded.run.answer}
+        return await self._vote(graded, rubric, work)
+
+    async def grade_turn(self, graded: GradedRun, number: int) -> Grade | None:
+        """Grade what the user got after a turn by the rubric of the turn; None if it has none.
+
+        The judge gets the conversation up to that turn. A run that waits for the user has replied with what it asks.
+
+        Args:
+            graded: The conversation.
+            number: Index of the turn among those that were carried out, from 0.
+
+        Raises:
+            MisuseError: if the judge is of the agent's model family.
+        """
+        played = graded.played[number]
+        if played.turn.rubric is None:
+            return None
+        self._check_family(graded.run)
+        *before, run = graded.runs[: [run.id for run in graded.runs].index(played.run_id) + 1]
+        if played.version is not None:
+            run = await graded.agent.runs.load(run.id, at=played.version)
+        if run.is_over and run.state is not State.DONE:
+            return Grade(0.0, "there is no answer")
+        work = {"task": str(played.turn), **_describe_conversation([*before, run]), "answer": describe_reply(run)}
+        return await self._vote(graded, played.turn.rubric, work)
+
+    async def _vote(self, graded: GradedRun, rubric: Rubric, work: dict[str, Any]) -> Grade:
+        """Return the mean of the votes on a work by a rubric."""
         anchors = "\n".join(
             f"- {name}: {'; '.join(f'{score}: {text}' for score, text in sorted(each.items()))}"
             for name, each in rubric.items()
         )
-        work = {**_describe_task(graded), **_describe_conversation(graded), "answer": graded.run.answer}
         replies, usd = await self._collect(graded, _GRADE_PROMPT.format(anchors=anchors), [work] * self.votes, "")
         votes = [vote for reply in replies if (vote := _parse_vote(reply, rubric)) is not None]
         if not votes:
@@ -234,11 +258,14 @@ def _describe_task(graded: GradedRun) -> dict[str, Any]:
     return {"task": said[0] if said else case.input, **expected}
 
 
-def _describe_conversation(graded: GradedRun) -> dict[str, Any]:
+def _describe_conversation(runs: Sequence[Run[Any]]) -> dict[str, Any]:
     """Return the conversation with its calls, results and sources; nothing if it is one text and its answer."""
     entries: list[dict[str, Any]] = []
-    first, *rest = graded.runs  # the first has what was said before the case began
-    for message in [*first.messages, *[message for run in rest for message in run.messages[run.own_start :]]]:
+    first, *rest = runs  # the first has what was said before the case began
+    messages = [*first.messages, *[message for run in rest for message in run.messages[run.own_start :]]]
+    if (reply := runs[-1].reply) is not None:  # its calls wait
+        messages += [reply, *[each.result for each in runs[-1].open if each.result is not None]]
+    for message in messages:
         match message:
             case UserMessage():
                 entries.append({"note" if message.is_note else "user": message.text})

@@ -51,7 +51,9 @@ class TurnResult(Value):
     """Id of the run that the turn began, or was about."""
 
     grades: Mapping[str, Grade]
-    """Grade by aspect, "outcome" and "tool_path", as far as the turn has expectations of its own."""
+    """Grade by aspect as far as the turn has expectations of its own: "outcome", "tool_path", and those of judges by the
+    rubric of the turn.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -13,14 +13,16 @@ from agentfsm import (
     RunContext,
     TextPart,
     ToolResult,
+    Usage,
     UserMessage,
     ask_user,
     tool,
 )
-from agentfsm.evals import Case, SimulatedUser, Turn, evaluate, load_suite
+from agentfsm.evals import SCORERS, Case, RubricJudge, SimulatedUser, Turn, evaluate, load_suite
 from agentfsm.evals.results import Evaluation
 from agentfsm.flow import Flow, step
 from agentfsm.memory import Memory, build_memory_tools
+from agentfsm.ports import Reply
 from agentfsm.prompts import contains
 from agentfsm.releases import Rollout
 from agentfsm.stores import SQLiteStore
@@ -375,3 +377,36 @@ def test_a_conversation_that_is_wrong(fields, message):
     """It is refused when it is made."""
     with pytest.raises(MisuseError, match=message):
         Case(**fields)
+
+
+async def test_judges_grade_turns():
+    """Each by its rubric and by what the user had got until then, so a turn may end with a question; each vote once."""
+    asked = []
+
+    def vote(request):
+        asked.append(json.loads(request.messages[-1].text))
+        score = 1 if "rude" in request.instructions else 5
+        reply = json.dumps({"criterion": {"reason": "as it reads", "score": score}})
+        return Reply(text=reply, usage=Usage(input_tokens=9, output_tokens=1, cost_usd=0.01))
+
+    judge = RubricJudge(FunctionModel(vote), rubric="It is short.", votes=1, own_family=True)
+    turns = [
+        Turn("Please refund it.", rubric="It asks before it refunds."),
+        {"approve": "refund", "rubric": ["It says what was done."]},
+        Turn("Thanks.", rubric="It is rude."),
+        "Bye.",
+    ]
+    agent, ledger = make_clerk(), []
+    for _ in range(2):  # the second time all of it is over
+        found = await evaluate(agent, [Case(turns=turns)], runs=1, scorers=[*SCORERS, judge], deps=ledger)
+        [result] = found.results
+        grades = [[(name, grade.value) for name, grade in turn.grades.items()] for turn in result.conversation]
+        assert grades == [[("judge", 1)], [("judge", 1)], [("judge", 0)], []]
+        assert (result.grades["judge"].value, result.judge_usd) == (1, pytest.approx(0.04))
+    whole, first, second, third = asked
+    assert first["task"] == "Please refund it."
+    assert first["answer"] == '(asks you to approve refund {"order": 17})'
+    assert [*first["conversation"][-1]] == ["calls"]
+    assert (second["task"], second["answer"]) == ("(approves refund)", "Done: refunded.")
+    assert [each.get("result_of") for each in second["conversation"]] == [None, None, "refund", None]
+    assert third["conversation"] == whole["conversation"][:-2]

@@ -107,7 +107,7 @@ async def test_a_rubric_of_a_case():
     assert [each.grades["judge"].value for each in found.results] == [0.75] * 3
     assert sorted("this does not hold: It is short." in each for each in seen) == [False, False, True]
     for wrong in ("", [], {"tone": {1: "rude"}}, {"tone": {0: "a", 5: "b"}}, {"tone": "friendly"}):
-        with pytest.raises(MisuseError, match=r"Case\(rubric=\.\.\.\): give anchors by criterion"):
+        with pytest.raises(MisuseError, match=r"rubric=.*: give anchors by criterion"):
             Case(input="a", rubric=wrong)
 
 
