@@ -193,8 +193,8 @@ def as_rubric(given: Any) -> Rubric:
         found = {}
     if not found or not all(len(each) > 1 and {*each} <= {*range(LOWEST, HIGHEST + 1)} for each in found.values()):
         raise MisuseError(
-            f'rubric={shorten_repr(given)}: give anchors by criterion, {{"tone": {{1: "rude", 5: "friendly"}}}}, or sentences '
-            "that hold of a good answer"
+            f'rubric={shorten_repr(given)}: give anchors by criterion, {{"tone": {{1: "rude", 5: "friendly"}}}}, or '
+            "sentences that hold of a good answer"
         )
     return found
 

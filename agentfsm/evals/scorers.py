@@ -51,8 +51,8 @@ class TurnResult(Value):
     """Id of the run that the turn began, or was about."""
 
     grades: Mapping[str, Grade]
-    """Grade by aspect as far as the turn has expectations of its own: "outcome", "tool_path", and those of judges by the
-    rubric of the turn.
+    """Grade by aspect as far as the turn has expectations of its own: "outcome", "tool_path", and those of judges by
+    the rubric of the turn.
     """
 
 

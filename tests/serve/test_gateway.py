@@ -43,7 +43,7 @@ async def test_a_run_from_start_to_answer():
 
 
 async def test_evaluations_are_no_part_of_production():
-    """Lists have them only if asked, and one that was killed is no part of the queue, of workers and of stranded runs."""
+    """Lists have them only if asked, and one that was killed is no part of the queue and of the list of workers."""
     store = MemoryStore()
     agent = Agent(ScriptedModel(say("hello")), name="greeter", store=store)
     await agent.run("hi", id="judged", purpose="eval", user="root", session="root/s")
