@@ -1,13 +1,20 @@
 """An evaluation that is killed with `kill -9` goes on in another process."""
 
+import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
+from agentfsm import Agent
 from agentfsm.evals import Evaluation, GateDecision, gate
+from agentfsm.ports import Filter
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing import FunctionModel
 from agentfsm.testing.fake_llm.server import LocalServer
 
 SCRIPT = """
@@ -110,3 +117,45 @@ def test_a_suite_of_conversations_is_killed_twice(tmp_path: Path):
     assert (found.mean(), len(found.results)) == (1, 60)
     assert {len(each.conversation) for each in found.results} == {3}
     assert gate(found, found, worse_by=0.1).decision is GateDecision.PASS
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+async def test_killed_grading_goes_on(tmp_path: Path, number):
+    """`eval grade`, killed while a judge is asked: only votes that had not come are asked for again, each once."""
+    agent = Agent(FunctionModel(lambda request: f"<{request.messages[0].text}>"), store=SQLiteStore(tmp_path / "r.db"))
+    for name in "abcde":
+        await agent.run(name, id=f"run-{name}")
+    asked, is_reached, may_go = [], threading.Event(), threading.Event()
+
+    def judge(body):
+        said = json.loads(body["messages"][-1]["content"])["answer"]
+        asked.append(said)
+        if len(asked) in {8, 9}:  # the second and third votes of the third run
+            is_reached.set()
+            may_go.wait(60)
+        return json.dumps({"criterion": {"reason": "it is polite", "score": 5}})
+
+    with LocalServer(judge) as server:
+        words = ["eval", "grade", "--judge", "openai:gpt-4o", "--rubric", "It is polite.", "--store", "r.db"]
+        command = [sys.executable, "-m", "agentfsm", *words, "--parallel", "1", "--json"]
+        given = {"OPENAI_API_KEY": "none-needed", "OPENAI_BASE_URL": server.base_url, "PATH": ""}
+        options = {"cwd": tmp_path, "env": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **options)
+        try:
+            assert await anyio.to_thread.run_sync(is_reached.wait, 60), process.communicate()
+            while len([each for each in [*await agent.runs.list(Filter(purpose="eval"))] if each.stop_reason]) < 7:
+                await anyio.sleep(0.01)
+            process.send_signal(number)
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+            process.communicate()
+            may_go.set()
+        assert [len(await agent.runs.list_feedback(f"run-{name}")) for name in "edcba"] == [1, 1, 0, 0, 0]
+        done = await anyio.to_thread.run_sync(lambda: subprocess.run(command, check=True, timeout=120, **options))
+    assert (json.loads(done.stdout)["mean"], len(json.loads(done.stdout)["results"])) == (1, 3)
+    assert [len(await agent.runs.list_feedback(f"run-{name}")) for name in "abcde"] == [1] * 5
+    assert {name: asked.count(f"<{name}>") for name in "edcba"} == {"e": 3, "d": 3, "c": 5, "b": 3, "a": 3}
+    assert len(await agent.runs.list(Filter(purpose="eval"))) == 15
+    await agent.aclose()
