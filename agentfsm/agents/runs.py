@@ -667,7 +667,7 @@ class Runs:
             run_id: The run.
             rating: From 1 (bad) to 5 (good); for thumbs, 1 and 5.
             comment: The reasons, up to 10,000 characters.
-            by: Name of the person.
+            by: Name of the person, or "judge:" and the name of a judge, whose ratings are apart in metrics.
 
         Raises:
             RunNotFoundError: when the store has no such run.

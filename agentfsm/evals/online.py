@@ -21,7 +21,7 @@ from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.scorers import GradedRun, add_usd
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
-from agentfsm.ports.stored import Feedback
+from agentfsm.ports.stored import JUDGE_PREFIX, Feedback
 
 # Hexadecimal digits of the hash of a run's id that decides whether it is in the sample, and of that of a rubric.
 SAMPLE_DIGITS: Final = 8
@@ -68,8 +68,9 @@ async def grade_stored(
     SHARE.check("grade_stored", "sample", sample)
     POSITIVE.or_none().check("grade_stored", "usd", usd)
     COUNT.check("grade_stored", "parallel", parallel)
-    rubric = json.dumps([judge.model.name, {name: dict(each) for name, each in judge.rubric.items()}], sort_keys=True)
-    by = f"{judge.name} {judge.model.name} {short_hash(rubric, RUBRIC_DIGITS)}"
+    rubric = {name: dict(each) for name, each in judge.rubric.items()}
+    about = json.dumps([judge.name, judge.model.name, rubric], sort_keys=True)
+    by = f"{JUDGE_PREFIX}{judge.model.name}:{short_hash(about, RUBRIC_DIGITS)}"
     chosen: list[RunSummary] = []
     async for each in RunIterator(store, Filter(agent=agent, purpose="", over=True)):
         place = int(short_hash(each.id, SAMPLE_DIGITS), 16) / 16**SAMPLE_DIGITS

@@ -37,6 +37,10 @@ class StoredRun(Value):
     """Events after the requested version, oldest first."""
 
 
+# Beginning of `Feedback.by` that tells a judge from a person.
+JUDGE_PREFIX: Final = "judge:"
+
+
 @attrs.frozen(kw_only=True)
 class Feedback(Value):
     """The opinion of a person or a judge on a run. It is stored beside the journal, and may come after the end."""
@@ -48,10 +52,15 @@ class Feedback(Value):
     """The reasons, up to 10,000 characters."""
 
     by: str = attrs.field(default="", validator=STRING)
-    """Name of the person or the judge; empty if not given."""
+    """Name of the person, empty if not given; or of the judge, which begins with "judge:"."""
 
     at: float = attrs.field(default=0.0, validator=_MOMENT)
     """Time of the feedback, seconds since 1970 by the store's clock."""
+
+    @property
+    def judge(self) -> str:
+        """Name of the judge without "judge:"; empty for the feedback of a person."""
+        return self.by.removeprefix(JUDGE_PREFIX) if self.by.startswith(JUDGE_PREFIX) else ""
 
 
 # Seconds of the window in which uses of a quota count.

@@ -200,6 +200,13 @@ RATINGS: Final = Metric(
     labels=("agent",),
     buckets=(1.0, 2.0, 3.0, 4.0, 5.0),
 )
+JUDGE_RATINGS: Final = Metric(
+    name="agentfsm_judge_rating",
+    kind="histogram",
+    text="Ratings of runs by judges, from 1 to 5: each by its model and a hash of its rubric.",
+    labels=("agent", "judge"),
+    buckets=(1.0, 2.0, 3.0, 4.0, 5.0),
+)
 
 SIGNALS: Final = Metric(
     name="agentfsm_signals_total",
@@ -230,6 +237,7 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
             TOOL_DURATION,
             WAITS,
             RATINGS,
+            JUDGE_RATINGS,
             SIGNALS,
             OTHER_MODELS,
         )
@@ -292,8 +300,9 @@ def measure_run(
 
 
 def measure_feedback(header: Header, feedback: Feedback) -> Measurement:
-    """Return the measurement of a person's feedback on a run."""
-    return Measurement(RATINGS.name, (header.agent,), float(feedback.rating), feedback.at)
+    """Return the measurement of feedback on a run: that of a judge is apart from those of people."""
+    metric, labels = (JUDGE_RATINGS, (header.agent, feedback.judge)) if feedback.judge else (RATINGS, (header.agent,))
+    return Measurement(metric.name, labels, float(feedback.rating), feedback.at)
 
 
 def iter_costs(stored: StoredRun) -> Iterator[tuple[int, float, Purpose, str, Usage]]:

@@ -122,10 +122,13 @@ class MetricsSummary(Value):
     """US dollars of all runs in a day; over several days their mean. None if no price was known."""
 
     user_satisfaction: float | None
-    """Mean rating, 1 to 5."""
+    """Mean rating by people, 1 to 5."""
 
     ratings: int
-    """Number of ratings."""
+    """Number of ratings by people."""
+
+    judge_ratings: Mapping[str, float]
+    """Mean rating by each judge, 1 to 5, by its model and a hash of its rubric."""
 
     signals: Mapping[str, int]
     """Number of implicit signals by kind: "asked_again" (nearly the same question within 10 minutes, in a session),
@@ -337,8 +340,8 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
     def add_up(metric: m.Metric, **labels: str) -> float:
         return log.add_up(metric, since, until, **labels)[0]
 
-    def mean(metric: m.Metric) -> float | None:
-        total, count = log.add_up(metric, since, until)
+    def mean(metric: m.Metric, **labels: str) -> float | None:
+        total, count = log.add_up(metric, since, until, **labels)
         return total / count if count else None
 
     outcomes = {each: round(add_up(m.RUNS, outcome=each)) for each in log.label_values(m.RUNS, "outcome")}
@@ -350,6 +353,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
     waits = {kind: found for kind, found in kinds.items() if found is not None}
     signals = {each: round(add_up(m.SIGNALS, signal=each)) for each in log.label_values(m.SIGNALS, "signal")}
     signals["abandoned"] = len([at for at in log.abandoned if since <= at <= until])
+    judged = {judge: mean(m.JUDGE_RATINGS, judge=judge) for judge in log.label_values(m.JUDGE_RATINGS, "judge")}
     tools = [_summarize_tool(log, tool, since, until, hours) for tool in log.label_values(m.TOOL_CALLS, "tool")]
     return MetricsSummary(
         since=since,
@@ -364,6 +368,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
         daily_cost_usd=cost / max((until - since) / DAY_S, 1.0) if costs else None,
         user_satisfaction=mean(m.RATINGS),
         ratings=log.add_up(m.RATINGS, since, until)[1],
+        judge_ratings={judge: rated for judge, rated in judged.items() if rated is not None},
         signals={kind: count for kind, count in signals.items() if count},
         latency_s=latency,
         request_s=log.distribute(m.REQUESTS, since, until),

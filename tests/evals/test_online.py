@@ -11,6 +11,7 @@ from agentfsm.ports import Reply
 from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore
 from agentfsm.telemetry.costs import read_costs
+from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import FunctionModel, ScriptedModel, fail
 
 RUBRIC = "The answer is polite."
@@ -54,12 +55,15 @@ async def test_a_run_is_graded_once(shop):
     assert sorted(each.run_id for each in found.results) == [f"run-{number}" for number in range(10)]
     assert (found.mean("judge"), found.judge_usd) == (0.9, pytest.approx(0.1))
     [bad] = await agent.runs.list_feedback("run-0")
-    assert (bad.rating, bad.comment, bad.by.split()[:2]) == (1, "criterion: as it reads", ["judge", "judging"])
+    assert (bad.rating, bad.comment, bad.by.split(":")[:2]) == (1, "criterion: as it reads", ["judge", "judging"])
     assert [each.id for each in await agent.runs.list(Filter(max_rating=2))] == ["run-0"]
     assert (await grade_stored(store, judge)).results == ()
     assert len(asked) == 10
     again = await grade_stored(store, RubricJudge(judge.model, rubric=[RUBRIC, "It is true."], votes=1))
     assert len(again.results) == 10
+    log = await read_measurements(store)
+    figures = summarize(log, 0.0, log.find_end(await store.now()))
+    assert (figures.user_satisfaction, [*figures.judge_ratings.values()]) == (None, [4.6])
     rows = await read_costs(store, by="purpose")
     assert {row.name: row.usd for row in rows.rows}["eval"] == pytest.approx(0.2)
 

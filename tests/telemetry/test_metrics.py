@@ -54,7 +54,12 @@ def test_the_nine_metrics():
         record_task(2, 100, seconds=3, turns=3, tokens=300, usd=0.25),
         record_task(3, 200, seconds=8, turns=2, tokens=200, failed=StopReason.TIMEOUT, outcome=Outcome.FAILED),
         record_task(4, 300, failed=StopReason.CANCELLED, usd=0),
-        feedback=[Feedback(rating=5, at=10.0), Feedback(rating=2, at=20.0)],
+        feedback=[
+            Feedback(rating=5, at=10.0),
+            Feedback(rating=2, by="ann", at=20.0),
+            *[Feedback(rating=rating, by="judge:small:1a", at=20.0) for rating in (1, 2)],
+            Feedback(rating=5, by="judge:large:2b", at=20.0),
+        ],
     )
     found = summarize(log, 0, DAY)
     assert (found.tasks, found.cancelled) == (3, 1)
@@ -64,7 +69,8 @@ def test_the_nine_metrics():
     assert found.avg_latency_ms == pytest.approx((1 + 3 + 8 + 2) / 4 * 1000)
     assert found.avg_tokens_per_task == pytest.approx((100 + 300 + 100 + 0) / 4)
     assert found.daily_cost_usd == pytest.approx(0.755)
-    assert found.user_satisfaction == 3.5
+    assert (found.user_satisfaction, found.ratings) == (3.5, 2)
+    assert found.judge_ratings == {"small:1a": 1.5, "large:2b": 5}
     (searches,) = found.tools
     assert (searches.tool, searches.calls, searches.calls_per_hour) == ("search", 3, 3 / 24)
     assert searches.tool_error_rate == pytest.approx(1 / 3)

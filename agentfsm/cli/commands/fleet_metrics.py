@@ -83,6 +83,8 @@ def _list_rows(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
         "user_satisfaction",
         _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",
     )
+    for judge, rating in summary.judge_ratings.items():
+        yield f"judge {judge}", f"{rating:.2f}"
     yield "signals", ", ".join(f"{count:,} {kind}" for kind, count in summary.signals.items()) or "-"
     yield "tokens", f"{summary.input_tokens:,} input, {summary.output_tokens:,} output"
     for name, found in (("model requests", summary.request_s), ("queue", summary.queue_s)):
