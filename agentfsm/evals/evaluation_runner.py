@@ -32,6 +32,7 @@ from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, add_usd, grade_turns
 from agentfsm.ports.model import Request
+from agentfsm.ports.store import Store
 from agentfsm.telemetry.costs import estimate
 from agentfsm.testing.models import FunctionModel
 
@@ -65,6 +66,7 @@ async def evaluate(
     speed: Speed = "live",
     deps: Any = None,
     label: str = "",
+    store: Store | None = None,
     parallel: int = PARALLEL,
     usd: float | None = None,
     on_estimate: Callable[[float | None], None] | None = None,
@@ -79,7 +81,7 @@ async def evaluate(
         target: The agent, whose store keeps the runs; a flow; a `Rollout`, which chooses the agent of each case by its
             user; or any function, plain or async, that takes the text of the user and returns the answer. With a second
             parameter it also gets the `Request`: `request.messages` is the conversation, and `request.run.header` has
-            the user and the metadata. Its runs are kept in the memory of this process.
+            the user and the metadata.
         suite: The cases.
         runs: Runs of each case, 1 or more.
         scorers: Scorers; by default the outcome, the path of tools, and limits of turns, cost and time.
@@ -90,6 +92,9 @@ async def evaluate(
             returns them. So each conversation has a world of its own. If an evaluation is to be resumed in another
             process, the world has to outlive this one.
         label: Distinguishes evaluations of the same agent, such as those of each night.
+        store: Store of the runs of a function, so that an evaluation that was killed goes on: turns that are over are
+            not repeated, and the call of a turn that was in progress is made again. The function is found again by its
+            name, whatever its code is, so after a change give another label. None: the memory of this call.
         parallel: Maximum of cases at a time, 1 or more.
         usd: US dollars that all of it may cost: the runs, simulated users and judges, those of an earlier call that
             this one continues included. No case begins that is not likely to stay within it. None: no limit.
@@ -117,7 +122,7 @@ async def evaluate(
         )
     runs = 1 if speed == "replay" else runs
     chooser: Any = target if hasattr(target, "choose") and hasattr(target, "arms") else None
-    agents = _list_agents(target, chooser)
+    agents = _list_agents(target, chooser, store)
     runner = _Runner(agents=agents, chooser=chooser, scorers=tuple(scorers), speed=speed, deps=deps, label=label)
     jobs = [(case, repeat) for case in cases for repeat in range(1, runs + 1)]
     expected = None
@@ -225,20 +230,22 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _list_agents(target: Any, chooser: AgentChooser | None) -> tuple[Agent[Any], ...]:
+def _list_agents(target: Any, chooser: AgentChooser | None, store: Store | None) -> tuple[Agent[Any], ...]:
     """Return the agents that a target has: one, or those of the arms of a roll-out."""
+    if store is not None and (chooser is not None or isinstance(target, Agent)):
+        raise MisuseError("evaluate(store=...) is for functions: the runs of an agent are in the store that it has")
     if chooser is not None:
         return tuple(chooser.arms.values())
     if isinstance(target, Agent):
         return (target,)
     if callable(target) and not isinstance(target, type):
-        return (_wrap_function(target),)
+        return (_wrap_function(target, store),)
     raise MisuseError(
         f"evaluate({shorten_repr(target)}, ...): give an agent, a flow, a Rollout, or a function of a text"
     )
 
 
-def _wrap_function(function: Callable[..., Any]) -> Agent[Any]:
+def _wrap_function(function: Callable[..., Any], store: Store | None) -> Agent[Any]:
     """Return an agent whose answers are those of a function, so that its conversations are runs like others."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     takes_request = len([each for each in signature(function).parameters.values() if each.kind in kinds]) > 1
@@ -254,7 +261,14 @@ def _wrap_function(function: Callable[..., Any]) -> Agent[Any]:
             raise MisuseError(f"the function returned {type(found).__name__}: return the answer as a text")
         return found
 
-    return Agent(FunctionModel(reply), name=getattr(function, "__name__", type(function).__name__))
+    name = getattr(function, "__name__", type(function).__name__)
+    if store is None:
+        return Agent(FunctionModel(reply), name=name)
+    if name in {"<lambda>", "partial"}:
+        raise MisuseError(
+            f"evaluate({name}, store=...): its runs are found again by its name, so give a def or a class"
+        )
+    return Agent(FunctionModel(reply), name=name, store=store)
 
 
 async def execute_all(

@@ -410,3 +410,37 @@ async def test_judges_grade_turns():
     assert (second["task"], second["answer"]) == ("(approves refund)", "Done: refunded.")
     assert [each.get("result_of") for each in second["conversation"]] == [None, None, "refund", None]
     assert third["conversation"] == whole["conversation"][:-2]
+
+
+async def test_a_function_whose_evaluation_was_stopped(tmp_path):
+    """With a store, another process goes on: turns that are over are not repeated, and the one in progress is."""
+    asked = []
+
+    class StoppedError(BaseException):
+        pass
+
+    def ask(text):
+        asked.append(text)
+        if len(asked) == 4:
+            raise StoppedError
+        return f"heard {text}"
+
+    async def run(target=ask, **fields):
+        store = SQLiteStore(tmp_path / "runs.db")
+        cases = [Case(turns=[f"{name} 1", f"{name} 2"], expect=[contains("2")]) for name in "abc"]
+        try:
+            return await evaluate(target, cases, runs=1, parallel=1, store=store, **fields)
+        finally:
+            await store.aclose()
+
+    with pytest.raises((StoppedError, BaseExceptionGroup)):
+        await run()
+    found = await run()
+    assert (found.mean(), asked) == (1, ["a 1", "a 2", "b 1", "b 2", "b 2", "c 1", "c 2"])
+    assert [each.is_kept for each in found.results] == [True, False, False]
+    await run(label="again")
+    assert len(asked) == 13
+    with pytest.raises(MisuseError, match="give a def or a class"):
+        await run(lambda text: text)
+    with pytest.raises(MisuseError, match="is for functions"):
+        await run(make_clerk())

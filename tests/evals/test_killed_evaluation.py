@@ -36,10 +36,15 @@ def kill_at(result):
     if sys.argv[1] == "die" and len(open("graded.txt").readlines()) == 4:
         os.kill(os.getpid(), 9)
 
+async def answer(text, request):
+    return think(request)
+
 async def main():
-    async with Agent(FunctionModel(think), store=SQLiteStore("evals.db")) as agent:
+    store = SQLiteStore("evals.db")
+    async with Agent(FunctionModel(think), store=store) as agent:
         cases = [Case(input=f"case {number}", check=lambda run, deps: True) for number in range(3)]
-        found = await evaluate(agent, cases, runs=3, parallel=1, on_result=kill_at)
+        target, options = (agent, {}) if sys.argv[2] == "agent" else (answer, {"store": store})
+        found = await evaluate(target, cases, runs=3, parallel=1, on_result=kill_at, **options)
         print(found.mean(), found.pass_hat(3))
 
 anyio.run(main)
@@ -47,11 +52,12 @@ anyio.run(main)
 
 
 @pytest.mark.soak
-def test_a_killed_evaluation_goes_on(tmp_path: Path):
-    """Each run is made once, before the kill or after it, and all of them are graded."""
+@pytest.mark.parametrize("target", ["agent", "function"])
+def test_a_killed_evaluation_goes_on(tmp_path: Path, target):
+    """Each run is made once, before the kill or after it, and all of them are graded; for an agent or any function."""
 
     def start(word):
-        command = [sys.executable, "-c", SCRIPT, word]
+        command = [sys.executable, "-c", SCRIPT, word, target]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
 
     assert start("die").returncode == -signal.SIGKILL
@@ -144,8 +150,8 @@ async def test_killed_grading_goes_on(tmp_path: Path, number):
         process = subprocess.Popen(command, **options)  # noqa: ASYNC220  its end is awaited below
         try:
             assert await anyio.to_thread.run_sync(is_reached.wait, 60), process.communicate()
-            while len(await agent.runs.list(Filter(purpose="eval", over=True))) < 7:  # of another process
-                await anyio.sleep(0.01)  # noqa: ASYNC110
+            while len(await agent.runs.list(Filter(purpose="eval", over=True))) < 7:  # noqa: ASYNC110  other process
+                await anyio.sleep(0.01)
             process.send_signal(number)
             assert process.wait(60) != 0
         finally:
