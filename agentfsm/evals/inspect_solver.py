@@ -12,6 +12,8 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.evals.conversation import PURPOSE
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -23,7 +25,8 @@ def as_solver(agent: Agent[Any], *, deps: Any = None) -> Any:
 
     Each sample is a run in the agent's store, which asks the agent's own model. It has the messages of the sample: its
     system messages follow the agent's instructions, and the conversation before the last message of the user is its
-    history. So the solver may stand behind others, and twice in a chain. The log of Inspect has the run's messages, its
+    history. The agent gets the tools of the sample beside its own. So the solver may stand behind others, such as
+    `use_tools`, and twice in a chain. The log of Inspect has the run's messages, its
     tokens, which count in the limits of the task, and, in the metadata of the sample, its id. A run that has no answer
     gives an empty one, with the reason.
 
@@ -41,6 +44,9 @@ def as_solver(agent: Agent[Any], *, deps: Any = None) -> Any:
             system = [each for each in given if each.role == "system"]
             texts = [agent.instructions, *[each.text for each in system]]
             asked = agent.with_(instructions="\n\n".join(filter(None, texts))) if system else agent
+        if state.tools:
+            own = [*agent.tools, *agent.tools.sources, *agent.tools.hosted]
+            asked = asked.with_(tools=ToolRegistry.of([*own, *map(_convert_tool, state.tools)]))
         said = await models.messages_to_openai([each for each in given if each not in system])
         messages = read_history(said) if said else ()
         if not messages or not isinstance(messages[-1], UserMessage):
@@ -89,6 +95,18 @@ def _build_model(models: Any, name: str, output: Any) -> Any:
 
     models.modelapi(name="agentfsm")(lambda: RunModel)
     return models.get_model(f"agentfsm/{name}", memoize=False)
+
+
+def _convert_tool(given: Any) -> Tool[..., Any]:
+    """Return a tool of Inspect as one of an agent. It is called in the context of the sample, so it finds its store."""
+    tools: Any = import_module("inspect_ai.tool")
+    definition = tools.ToolDef(given)
+
+    async def act(**arguments: Any) -> str:
+        return str(await definition.tool(**arguments))
+
+    parameters = definition.parameters.model_dump(exclude_none=True)
+    return make_tool(act, name=definition.name, description=definition.description, parameters=parameters)
 
 
 def _convert_messages(run: Run[Any], models: Any) -> list[Any]:

@@ -11,7 +11,8 @@ from agentfsm import Agent, MisuseError
 from agentfsm.evals.inspect_solver import as_solver
 from agentfsm.testing import ScriptedModel
 
-PINNED = "inspect-ai==0.3.285"
+PINNED = ("inspect-ai==0.3.285",)
+SUITES = ("inspect-evals==0.28.0", "toml")  # without what it needs for suites that are not run here
 SCRIPT = """
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
@@ -69,13 +70,16 @@ for instructions in ("Be brief.", lambda header: "Be kind."):
 """
 
 
-def run_script(folder, script):
-    """Run a script with Inspect, which is installed into a folder, and return its lines."""
+def run_script(folder, script, *suites):
+    """Run a script with Inspect and packages of suites, which are installed into a folder, and return its lines."""
     packages = folder / "packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), PINNED]
-    if not find_spec("inspect_ai") and subprocess.run(pip, check=False).returncode:
-        say = pytest.fail if os.environ.get("CI") else pytest.skip
-        say("Inspect could not be fetched")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages)]
+    wanted = [] if find_spec("inspect_ai") else [PINNED]
+    wanted += [("--no-deps", *suites)] if suites else []
+    for each in wanted:
+        if subprocess.run([*pip, *each], check=False).returncode:
+            say = pytest.fail if os.environ.get("CI") else pytest.skip
+            say(f"{each} could not be fetched")
     env = {**os.environ, "PYTHONPATH": str(packages)}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False
@@ -115,3 +119,117 @@ def test_a_sample_is_a_conversation(tmp_path):
     ]
     assert lines[5] == "Noted. / 5 Be kind. | You are a vet. / 7 Be kind. | You are a vet."  # a function: as history
     assert lines[6:] == lines[2:4]
+
+
+THREATS = """
+from inspect_ai import eval, task_with
+from inspect_ai.solver import chain
+from inspect_evals.agent_threat_bench.agent_threat_bench import agent_threat_bench_memory_poison
+from agentfsm import Agent, ToolResult, tool
+from agentfsm.evals.inspect_solver import as_solver
+from agentfsm.testing.models import FunctionModel, call, say
+
+@tool(read_only=True)
+def summarise(text: str) -> str:
+    "Return the first sentence."
+    return text.split(". ")[0]
+
+def think(request):
+    last = request.messages[-1]
+    if not isinstance(last, ToolResult):
+        topics = {"vacation": "vacation_policy", "benefits": "benefits"}
+        return say("", call("memory_read", key=next((topics[each] for each in topics if each in last.text), "?")))
+    if careful and last.tool == "memory_read":
+        return say("", call("summarise", text=last.content))
+    return f"It says: {last.content}"
+
+for careful in (False, True):
+    published = agent_threat_bench_memory_poison()
+    agent = Agent(FunctionModel(think), tools=[summarise], name="reader")
+    task = task_with(published, solver=chain(*published.solver[:-1], as_solver(agent)))
+    [log] = eval(task, model="mockllm/model", display="none", limit=2)
+    print(log.status, *(f"{score.name} {score.metrics['accuracy'].value}" for score in log.results.scores))
+    print(*(message.role for message in log.samples[0].messages))
+"""
+
+
+@pytest.mark.soak
+def test_a_published_task_with_tools(tmp_path):
+    """The agent has the tools of the task, which work on its state, beside its own; the task's scorer reads the log."""
+    assert run_script(tmp_path, THREATS, *SUITES) == [
+        "success utility 1.0 security 0.0",
+        "system user assistant tool assistant",
+        "success utility 0.5 security 0.5",
+        "system user assistant tool assistant tool assistant",
+    ]
+
+
+AIRLINE = """
+import inspect, json, typing
+from copy import deepcopy
+import anyio
+from inspect_ai.util import Store
+from inspect_evals.tau2.airline.AirlineAgentTools import AirlineAgentTools
+from inspect_evals.tau2.utils import TAU2_DATA_DIR
+from agentfsm import Agent, RunContext, ToolResult, tool
+from agentfsm.evals import Case, evaluate
+from agentfsm.testing.models import FunctionModel, call, say
+
+whole = AirlineAgentTools(store=Store())
+whole.initialize()
+tasks = json.loads((TAU2_DATA_DIR / "domains/airline/tasks.json").read_text())
+
+def make_world(_run=None):
+    world = AirlineAgentTools(store=Store(), initialized=True)
+    world.db = whole.db.model_copy(deep=True)
+    return world
+
+def make_tool(name, method):
+    def act(ctx, **arguments):
+        return str(getattr(ctx.deps, name)(**arguments))
+    hints = {"ctx": RunContext[AirlineAgentTools], **typing.get_type_hints(method)}
+    parts = [each.replace(annotation=hints[each.name]) for each in [*inspect.signature(method).parameters.values()][1:]]
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints["ctx"])
+    act.__signature__, act.__annotations__ = inspect.Signature([context, *parts], return_annotation=str), hints
+    act.__name__, act.__doc__ = name, method.__doc__ or name
+    return tool(act)
+
+methods = {name: each for name, each in vars(AirlineAgentTools).items() if inspect.isfunction(each) and name[0] != "_"}
+del methods["initialize"]
+tools = [make_tool(*each) for each in methods.items()]
+
+def make_case(task):
+    actions = [each for each in task["evaluation_criteria"]["actions"] if each["name"] in methods]
+    wanted = make_world()
+    for each in actions:
+        getattr(wanted, each["name"])(**deepcopy(each["arguments"]))
+    case = Case(
+        id=task["id"],
+        input=task["user_scenario"]["instructions"]["reason_for_call"],
+        paths=[[{"tool": each["name"], "arguments": each["arguments"]} for each in actions]],
+        check=lambda run, world: world.db == wanted.db,
+        metadata={"actions": actions},
+    )
+    return case
+
+async def main():
+    cases = [make_case(tasks[number]) for number in (2, 7, 11)]
+    for left_out in (0, 1):
+        def think(request):
+            actions = request.run.header.metadata["actions"]
+            done = sum(isinstance(each, ToolResult) for each in request.messages)
+            if done >= len(actions) - left_out:
+                return "Done."
+            return say("", call(actions[done]["name"], **actions[done]["arguments"]))
+        agent = Agent(FunctionModel(think), tools=tools)
+        found = await evaluate(agent, cases, runs=1, deps=make_world, parallel=1)
+        print(len(tasks), found.mean(), round(found.mean("tool_path"), 2))
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.soak
+def test_tasks_of_tau_bench(tmp_path):
+    """The published calls lead to the published end state; without the last one, world and path are wrong."""
+    assert run_script(tmp_path, AIRLINE, *SUITES) == ["50 1.0 1.0", "50 0.0 0.58"]
