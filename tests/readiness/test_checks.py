@@ -12,7 +12,7 @@ import attrs
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentfsm import Agent, Limits, tool
+from agentfsm import Agent, Limits, Spend, tool
 from agentfsm.context import Context, SlidingWindow
 from agentfsm.evals import evaluate
 from agentfsm.flow import Flow, agent_step, step
@@ -114,6 +114,10 @@ CHANGES = {
         {"input-guard", "approvals", "effects-declared"},
     ),
     "without a limit for a day": (lambda agent: agent.with_(spend=()), {"daily-cost"}),
+    "with one for evaluations": (
+        lambda agent: agent.with_(spend=Spend(per="day", usd=1, purpose="eval")),
+        {"daily-cost"},
+    ),
     "without policies": (lambda agent: agent.with_(context=Context((SlidingWindow(),))), {"cost-measures"}),
     "without watchers": (lambda agent: agent.with_(watch=()), {"traces"}),
     "without versions": (
