@@ -10,7 +10,7 @@
     agentfsm followers list | drop
     agentfsm totals show | rebuild
     agentfsm schedule add | list | show | next | pause | resume | remove | backfill
-    agentfsm rollout start | weights | status | back | kill | log | watch
+    agentfsm rollout start | weights | target | status | back | kill | log | watch
     agentfsm release list | show | diff
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm eval run | compare | gate | grade | from-run | report | calibrate

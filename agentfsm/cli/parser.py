@@ -1141,12 +1141,31 @@ def _add_rollout(add: AddParser) -> None:
         default=[],
         help='rule of automatic roll-backs, such as "failures 5%%" or "time>30 +5%%"; may be given several times',
     )
+    begins.add_argument(
+        "--target",
+        metavar="ARM:CONDITIONS",
+        action="append",
+        default=[],
+        help="runs that get an arm whatever its weight is, such as new:role=tester; may be given several times",
+    )
     changes = _add_command(
         sub, "rollout_admin:weights", text="change the weights; only the users of the difference get another arm"
     )
     changes.add_argument("name", metavar="NAME", help="name of the roll-out")
     for each in (begins, changes):
         each.add_argument("weights", metavar="ARM=PERCENT", type=parse_weight, nargs="+", help="100 percent in all")
+    aims = _add_command(
+        sub,
+        "rollout_admin:target",
+        text="change whose runs get an arm whatever its weight is, such as those of testers",
+    )
+    aims.add_argument("name", metavar="NAME", help="name of the roll-out")
+    aims.add_argument(
+        "targets",
+        metavar="ARM:CONDITIONS",
+        nargs="*",
+        help="all targets from now on, such as 'new:role=tester|qa'; without any they end",
+    )
     shows = _add_command(sub, "rollout_admin:status", text="print the weights and the results of the arms")
     shows.add_argument("name", metavar="NAME", nargs="?", help="only this roll-out")
     backs = _add_command(sub, "rollout_admin:back", text="return to the weights that were in effect before")
@@ -1161,7 +1180,7 @@ def _add_rollout(add: AddParser) -> None:
     watches.add_argument("--once", action="store_true", help="check once")
     for each in (backs, kills, logs, watches):
         each.add_argument("name", metavar="NAME", help="name of the roll-out")
-    for each in (begins, changes, backs, kills):
+    for each in (begins, changes, aims, backs, kills):
         each.add_argument("--reason", metavar="TEXT", required=True, help="the reason, for the log")
         each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help="its author (default: you)")
 

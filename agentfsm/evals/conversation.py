@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
@@ -71,6 +72,8 @@ class AgentChooser(Protocol):
         session: str | None = None,
         tenant: str | None = None,
         id: str | None = None,  # noqa: A002  as in `Agent.start`
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Agent[Any], StartOptions]:
         """Return the agent that starts a run, and the options of its start."""
         ...

@@ -396,7 +396,14 @@ class _Runner:
         """Return the agent of a case, and the options of the start of its runs that a roll-out adds."""
         if self.chooser is None:
             return self.agents[0], StartOptions()
-        agent, options = await self.chooser.choose(user=case.user, session=case.session, tenant=case.tenant, id=run_id)
+        agent, options = await self.chooser.choose(
+            user=case.user,
+            session=case.session,
+            tenant=case.tenant,
+            id=run_id,
+            roles=case.roles,
+            metadata=case.metadata,
+        )
         return agent, StartOptions(release=options.get("release", ""), arms=options.get("arms"))
 
     async def _replay(self, case: Case) -> tuple[GradedRun, tuple[str, ...]]:

@@ -6,6 +6,7 @@ from agentfsm.releases.release import Release
 from agentfsm.releases.rollback_rules import RollbackRule
 from agentfsm.releases.rollout import Rollout
 from agentfsm.releases.rollout_log import RolloutChange, RolloutControl, RolloutPlan
+from agentfsm.releases.targets import Target
 
 __all__ = [
     "ArmResults",
@@ -18,4 +19,5 @@ __all__ = [
     "RolloutChange",
     "RolloutControl",
     "RolloutPlan",
+    "Target",
 ]

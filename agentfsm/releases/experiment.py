@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import attrs
 
@@ -80,6 +81,8 @@ class Experiment:
         session: str | None = None,
         run_id: str | None = None,
         tenant: str | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> Assignment:
         """Return the arm of a user, a session or a run.
 
@@ -91,6 +94,8 @@ class Experiment:
             session: The session.
             run_id: Id of the run, which is needed if the others are not given.
             tenant: Tenant of the user: users of two tenants may have the same name.
+            roles: Roles of the user, for targets.
+            metadata: Metadata of the run, for targets.
 
         Raises:
             MisuseError: if nothing is given that an arm could be assigned to.
@@ -105,7 +110,9 @@ class Experiment:
             raise MisuseError(f"experiment {self.name!r} assigns arms by {wanted}: give it, or session= or run_id=")
         if newest is None:
             return Assignment(experiment=self.name, arm=self.arms[0], unit=unit)
-        arm = newest.plan.find_arm(f"{unit}:{tenant or ''}:{given[unit]}")
+        about: dict[str, Any] = {"user": user, "tenant": tenant, "roles": roles, "metadata": metadata}
+        arm = next((each.arm for each in newest.plan.targets if each.matches(**about)), "")
+        arm = arm or newest.plan.find_arm(f"{unit}:{tenant or ''}:{given[unit]}")
         return Assignment(experiment=self.name, arm=arm, release=newest.plan.find_release(arm), unit=unit)
 
 
@@ -130,7 +137,11 @@ class Flag:
         session: str | None = None,
         run_id: str | None = None,
         tenant: str | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> bool:
         """Return whether a user, a session or a run has the feature. See `Experiment.assign`."""
-        found = await self.experiment.assign(user=user, session=session, run_id=run_id, tenant=tenant)
+        found = await self.experiment.assign(
+            user=user, session=session, run_id=run_id, tenant=tenant, roles=roles, metadata=metadata
+        )
         return found.arm == ON

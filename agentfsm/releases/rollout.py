@@ -25,6 +25,7 @@ from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
 from agentfsm.releases.rollout_guard import watch_rollout
 from agentfsm.releases.rollout_log import HOLDOUT, UNIT, RolloutChange, RolloutControl, Unit
+from agentfsm.releases.targets import Target
 from agentfsm.stores import MemoryStore
 from agentfsm.tools.executing_call import current_call
 
@@ -154,6 +155,7 @@ class Rollout:
         reason: str,
         holdout: float = 0.0,
         rules: Iterable[RollbackRule | str] = (),
+        targets: Iterable[Target | str] = (),
     ) -> RolloutChange:
         """Start the roll-out. `control` changes it afterwards.
 
@@ -163,6 +165,7 @@ class Rollout:
             reason: The reason.
             holdout: Percent of the users that get the base, here and in all other roll-outs with a holdout.
             rules: Rules of automatic roll-backs, such as "failures 5%" (see `RollbackRule`).
+            targets: Runs that get an arm whatever its weight is, such as "new:role=tester" (see `Target`).
 
         Raises:
             MisuseError: if an argument is invalid, or the roll-out is in progress.
@@ -180,6 +183,7 @@ class Rollout:
             unit=self.experiment.unit,
             holdout=holdout,
             rules=rules,
+            targets=targets,
         )
 
     async def results(self) -> tuple[ArmResults, ...]:
@@ -207,6 +211,8 @@ class Rollout:
         tenant: str | None = None,
         id: str | None = None,  # noqa: A002  as in `Agent.start`
         arms: Mapping[str, str] | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Agent[Any], StartOptions]:
         """Return the agent of the arm of a new run, and the options of its start, which contain the given ones.
 
@@ -219,15 +225,25 @@ class Rollout:
             tenant: Tenant that the user belongs to.
             id: Id of the run; by default a new one.
             arms: Arms of other experiments that the run takes part in.
+            roles: Roles of the user, for the targets of the roll-out.
+            metadata: Metadata of the run, for the targets of the roll-out.
 
         Raises:
-            MisuseError: if this process does not have the release.
+            MisuseError: if `arms` names this roll-out, which chooses its arm itself, or this process does not have the
+                release.
             ConflictError: if a release was saved with other contents.
         """
+        if arms and self.name in arms:
+            raise MisuseError(
+                f"arms={dict(arms)!r:.80}: roll-out {self.name!r} chooses its arm; give the run's users a target "
+                "(`control.set_targets`), or use the agent of an arm"
+            )
         await self.save_releases()
         call = current_call()
         if call is not None:  # the function of a tool starts the run, as in `Agent.start`
-            user, tenant = user or call.run.header.user, tenant or call.run.header.tenant
+            own = call.run.header
+            roles = own.roles if not roles and user in {None, own.user} else roles
+            user, tenant = user or own.user, tenant or own.tenant
             id = call.next_run_id() if id is None else id  # noqa: A001
         run_id = self.base.new_id() if id is None else id
         options = StartOptions(user=user, session=session, id=run_id)
@@ -240,7 +256,9 @@ class Rollout:
                 pass
             else:
                 return self.find_agent(known.release), {**options, "release": known.release, "arms": known.arms}
-        found = await self.experiment.assign(user=user, session=session, run_id=run_id, tenant=tenant)
+        found = await self.experiment.assign(
+            user=user, session=session, run_id=run_id, tenant=tenant, roles=roles, metadata=metadata
+        )
         agent = self.find_agent(found.release) if found.release else self.arms[found.arm]
         return agent, {**options, "release": agent.version, "arms": {**(arms or {}), **found.arms}}
 
@@ -263,8 +281,8 @@ class Rollout:
     async def _choose_for(self, start: StartOptions) -> tuple[Agent[Any], StartOptions]:
         if start.get("release"):
             raise MisuseError("the roll-out chooses the release: leave release= out, or use the agent of an arm")
-        names = ("user", "session", "tenant", "id", "arms")
-        chosen: dict[str, Any] = {name: value for name, value in start.items() if name in names}
+        names = ("user", "session", "tenant", "id", "arms", "roles", "metadata")
+        chosen: dict[str, Any] = {name: value for name, value in start.items() if name in names and value is not None}
         agent, options = await self.choose(**chosen)
         return agent, {**start, **options}
 

@@ -48,7 +48,7 @@ class RolloutGuard:
         self._id = secrets.token_hex(8)
 
     async def check(self) -> RolloutChange | None:
-        """Check each arm with weight by each rule; roll the first bad one back, and return the entry of the log.
+        """Check each arm that gets runs by each rule; roll the first bad one back, and return the entry of the log.
 
         Its weight goes to the base, and the other arms keep theirs. None: nothing was changed.
         """
@@ -56,7 +56,7 @@ class RolloutGuard:
         if not log or log[-1].is_killed:
             return None
         plan = log[-1].plan
-        arms = [arm for arm in plan.ranges if arm != plan.base]
+        arms = [arm for arm in plan.active if arm != plan.base]
         if not arms or not plan.rules:
             return None
         outcomes = await self._reader.read(plan, failing_at=await self._control.store.now())
@@ -124,9 +124,9 @@ async def abort_runs(store: Store, before: RolloutPlan, after: RolloutPlan, *, b
         message: The reason.
     """
     runs, count = Runs(store), 0
-    for arm in before.ranges.keys() - after.ranges.keys():
+    for arm in {*before.active} - {*after.active}:
         release = before.releases[arm]
-        if release in {after.releases[each] for each in after.ranges if each in after.releases}:
+        if release in {after.releases[each] for each in after.active if each in after.releases}:
             continue
         async for each in RunIterator(store, Filter(agent=before.agent, release=release)):
             if each.state in FINAL_STATES or each.parent is not None:

@@ -28,6 +28,7 @@ from agentfsm.releases.buckets import (
     read_weights,
 )
 from agentfsm.releases.rollback_rules import RollbackRule
+from agentfsm.releases.targets import Target, read_targets
 
 _log = logging.getLogger("agentfsm.releases")
 
@@ -48,7 +49,7 @@ Unit: TypeAlias = Literal["user", "session", "run"]
 
 UNIT_KINDS: Final[tuple[Unit, ...]] = ("user", "session", "run")
 UNIT: Final = require_choice(*UNIT_KINDS)
-Action: TypeAlias = Literal["start", "weights", "back", "auto_back", "kill"]
+Action: TypeAlias = Literal["start", "weights", "targets", "back", "auto_back", "kill"]
 _ROLLOUT_NAME: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:@-]{1,200}", value) is not None,
     wanted="a name of 1 to 200 letters, digits and . _ - : @, such as 'new-search'",
@@ -83,13 +84,21 @@ class RolloutPlan(Value):
     rules: tuple[RollbackRule, ...] = ()
     """Rules of automatic roll-backs."""
 
+    targets: tuple[Target, ...] = ()
+    """Runs that get an arm whatever its weight is. Of several targets of a run the first counts."""
+
     since: Mapping[str, float] = attrs.field(factory=dict)
-    """Time since which each arm has had buckets, seconds since 1970. Earlier runs say nothing about it."""
+    """Time since which each arm has had buckets or a target, seconds since 1970. Earlier runs say nothing about it."""
 
     @property
     def weights(self) -> dict[str, float]:
         """Percent by arm, 0 for an arm without buckets."""
         return dict.fromkeys(self.releases, 0.0) | read_weights(self.ranges)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Arms that new runs get: those with buckets or a target."""
+        return tuple(dict.fromkeys((*self.ranges, *[each.arm for each in self.targets])))
 
     def find_arm(self, unit: str) -> str:
         """Return the arm of a unit; "holdout" if it is held out."""
@@ -110,7 +119,7 @@ class RolloutChange(Value):
     """Number of the entry, from 1."""
 
     action: Action
-    """The change: "start", "weights", "back", "auto_back" (by a rule) or "kill" (all to the base)."""
+    """The change: "start", "weights", "targets", "back", "auto_back" (by a rule) or "kill" (all to the base)."""
 
     at: float
     """Time, seconds since 1970 by the store's clock."""
@@ -139,11 +148,15 @@ class RolloutChange(Value):
         weights = " ".join(f"{arm}={weight:g}" for arm, weight in self.plan.weights.items())
         back = "" if self.restored is None else f" to {f'entry {self.restored}' if self.restored else 'the base'}"
         back = back if self.arm is None else f" of {self.arm}"
-        return f"{self.number} {self.action}{back} by {self.by}: {weights}; {self.reason}"
+        targets = "".join([f" {target}" for target in self.plan.targets])
+        return f"{self.number} {self.action}{back} by {self.by}: {weights}{targets}; {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain JSON."""
         plan: dict[str, Any] = attrs.asdict(self.plan, recurse=False)
+        del plan["targets"]
+        if self.plan.targets:
+            plan["targets"] = [str(target) for target in self.plan.targets]
         plan |= {
             "ranges": {arm: [list(each) for each in own] for arm, own in self.plan.ranges.items()},
             "rules": [str(rule) for rule in self.plan.rules],
@@ -157,7 +170,9 @@ class RolloutChange(Value):
         plan = data["plan"]
         ranges = {arm: tuple([(first, end) for first, end in own]) for arm, own in plan["ranges"].items()}
         rules = tuple([RollbackRule.parse(rule) for rule in plan["rules"]])
-        return cls(**{**data, "plan": RolloutPlan(**{**plan, "ranges": ranges, "rules": rules})})
+        targets = tuple([Target.parse(target) for target in plan.get("targets", ())])
+        given = {**plan, "ranges": ranges, "rules": rules, "targets": targets}
+        return cls(**{**data, "plan": RolloutPlan(**given)})
 
 
 class RolloutControl:
@@ -239,6 +254,7 @@ class RolloutControl:
         unit: Unit = "user",
         holdout: float = 0.0,
         rules: Iterable[RollbackRule | str] = (),
+        targets: Iterable[Target | str] = (),
     ) -> RolloutChange:
         """Start a roll-out. The first arm is the base: all have it before, and get it back after a kill.
 
@@ -251,9 +267,10 @@ class RolloutControl:
             unit: What an arm is assigned to: "user", "session" or "run".
             holdout: Percent of the units that get the base, here and in all other roll-outs with a holdout.
             rules: Rules of automatic roll-backs.
+            targets: Runs that get an arm whatever its weight is, such as "new:role=tester" (see `Target`).
 
         Raises:
-            MisuseError: if an argument is invalid, or the roll-out is in progress: several arms have weight.
+            MisuseError: if an argument is invalid, or the roll-out is in progress: several arms get runs.
             ConflictError: if it was changed at the same moment.
         """
         UNIT.check("start", "unit", unit)
@@ -266,10 +283,11 @@ class RolloutControl:
             raise MisuseError("rules compare the runs of releases: an experiment without releases has none")
         if wrong := counts.keys() ^ (releases or counts).keys():
             raise MisuseError(f"arm {min(wrong)!r} has a weight or a release, but not both")
+        aimed = read_targets(targets, counts, f"roll-out {self.name!r}")
         if HOLDOUT in counts:
             raise MisuseError(f"an arm cannot be called {HOLDOUT!r}: give it another name")
         log = await self.log()
-        if log and not log[-1].is_killed and len(log[-1].plan.ranges) > 1:
+        if log and not log[-1].is_killed and len(log[-1].plan.active) > 1:
             raise MisuseError(
                 f"roll-out {self.name!r} is in progress ({log[-1]}): give one arm all the weight, or kill it, before "
                 "you start another"
@@ -287,8 +305,9 @@ class RolloutControl:
             ranges=ranges,
             holdout=float(holdout),
             rules=parsed,
-            since=dict.fromkeys(ranges, now),
+            targets=aimed,
         )
+        plan = _note_times(plan, {}, now)
         return await self._write(RolloutChange(number=number, action="start", at=now, by=by, reason=reason, plan=plan))
 
     async def set_weights(self, weights: Mapping[str, float], *, by: str, reason: str) -> RolloutChange:
@@ -309,13 +328,36 @@ class RolloutControl:
             raise MisuseError(f"roll-out {self.name!r} has no arm {min(unknown)!r}: {', '.join(before.releases)}")
         ranges = move_buckets(before.ranges, count_buckets(weights))
         now = round_timestamp(await self.store.now())
-        plan = attrs.evolve(before, ranges=ranges, since={arm: before.since.get(arm, now) for arm in ranges})
+        plan = _note_times(attrs.evolve(before, ranges=ranges), before.since, now)
         return await self._write(
             RolloutChange(number=len(log) + 1, action="weights", at=now, by=by, reason=reason, plan=plan)
         )
 
-    async def back(self, *, by: str, reason: str, arm: str | None = None, automatic: bool = False) -> RolloutChange:
-        """Return to the weights that were in effect before, or give the weight of one arm to the base.
+    async def set_targets(self, targets: Iterable[Target | str], *, by: str, reason: str) -> RolloutChange:
+        """Change the targets, and leave the weights as they are.
+
+        Args:
+            targets: All targets from now on, such as "new:role=tester" (see `Target`). Empty: there are none.
+            by: Person or program that changes them.
+            reason: The reason.
+
+        Raises:
+            MisuseError: if a target is invalid, or the roll-out was not started, or killed.
+            ConflictError: if it was changed at the same moment.
+        """
+        log = await self._read_open_log("targets")
+        before = log[-1].plan
+        aimed = read_targets(targets, before.releases, f"roll-out {self.name!r}")
+        now = round_timestamp(await self.store.now())
+        plan = _note_times(attrs.evolve(before, targets=aimed), before.since, now)
+        return await self._write(
+            RolloutChange(number=len(log) + 1, action="targets", at=now, by=by, reason=reason, plan=plan)
+        )
+
+    async def back(
+        self, *, by: str, reason: str, arm: str | None = None, automatic: bool = False, number: int | None = None
+    ) -> RolloutChange:
+        """Return to the weights and targets that were in effect before, or give one arm's weight to the base.
 
         Weights that were rolled back are never returned to, nor those before a kill. What precedes a start is the arm
         that had all the weight then, if the start has its release, else the base alone.
@@ -323,15 +365,18 @@ class RolloutControl:
         Args:
             by: Person or program that rolls back.
             reason: The reason.
-            arm: Give the weight of this arm to the base, and leave the other arms as they are; None to return to the
-                weights before.
+            arm: Give the weight of this arm to the base, end its targets, and leave the other arms as they are; None to
+                return to the weights and targets before.
             automatic: Whether a rule decided this.
+            number: Number of the newest entry that the caller knows; None not to check it.
 
         Raises:
-            MisuseError: if no other weights were in effect before, or the arm has no weight.
+            MisuseError: if no other weights were in effect before, or the arm has neither weight nor target.
             ConflictError: if it was changed at the same moment.
         """
         log = await self._read_open_log("back")
+        if number is not None and number != len(log):
+            raise ConflictError(f"roll-out {self.name!r} was changed since ({log[-1]}): look at it, and decide again")
         now = round_timestamp(await self.store.now())
         if arm is None:
             restored, plan = self._find_plan_before(log, now)
@@ -353,10 +398,10 @@ class RolloutControl:
         """Return the number of the entry that was in effect before the present weights, and its plan."""
         current = log[-1].plan
         for entry in reversed(find_active(log)):
-            if entry.plan.weights != current.weights:
+            if (entry.plan.weights, entry.plan.targets) != (current.weights, current.targets):
                 return entry.number, entry.plan
         number, plan = _find_plan_before_start(log, now)
-        if plan.weights == current.weights:
+        if (plan.weights, plan.targets) == (current.weights, current.targets):
             raise MisuseError(
                 f"roll-out {self.name!r} has no plan that was in effect before, since its start: change the weights "
                 "(`agentfsm rollout weights`), or kill it"
@@ -364,14 +409,15 @@ class RolloutControl:
         return number, plan
 
     def _take_weight(self, plan: RolloutPlan, arm: str, now: float) -> RolloutPlan:
-        """Return a plan with the weight of an arm given to the base."""
-        if arm not in plan.ranges:
+        """Return a plan with the weight of an arm given to the base, and without its targets."""
+        if arm not in plan.active:
             raise MisuseError(f"arm {arm!r} of roll-out {self.name!r} has no weight: nothing is to be taken back")
         if arm == plan.base:
             raise MisuseError(f"arm {arm!r} is the base, to which roll-backs return: change the weights instead")
         ranges = {each: own for each, own in plan.ranges.items() if each != arm}
-        ranges[plan.base] = (*ranges.get(plan.base, ()), *plan.ranges[arm])
-        return attrs.evolve(plan, ranges=ranges, since={each: plan.since.get(each, now) for each in ranges})
+        ranges[plan.base] = (*ranges.get(plan.base, ()), *plan.ranges.get(arm, ()))
+        targets = tuple([each for each in plan.targets if each.arm != arm])
+        return _note_times(attrs.evolve(plan, ranges=ranges, targets=targets), plan.since, now)
 
     async def kill(self, *, by: str, reason: str) -> RolloutChange:
         """Give the base to all, and end the roll-out.
@@ -413,8 +459,21 @@ class RolloutControl:
         return change
 
 
+async def list_rollouts(store: Store) -> list[str]:
+    """Return the names of the roll-outs and experiments of a store that were started."""
+    names: list[str] = []
+    while page := await store.list_records(ROLLOUTS, after=f"{names[-1]}/~" if names else "", limit=_PAGE):
+        names += dict.fromkeys(each.key.rpartition("/")[0] for each in page)
+    return [*dict.fromkeys(names)]
+
+
 def _give_all(plan: RolloutPlan, arm: str, now: float) -> RolloutPlan:
-    return attrs.evolve(plan, ranges=_all_buckets(arm), since={arm: plan.since.get(arm, now)})
+    return _note_times(attrs.evolve(plan, ranges=_all_buckets(arm), targets=()), plan.since, now)
+
+
+def _note_times(plan: RolloutPlan, since: Mapping[str, float], now: float) -> RolloutPlan:
+    """Return a plan with the times since which its arms have had runs: as before, or now."""
+    return attrs.evolve(plan, since={arm: since.get(arm, now) for arm in plan.active})
 
 
 def _all_buckets(arm: str) -> BucketRanges:
@@ -434,7 +493,7 @@ def find_active(log: Iterable[RolloutChange]) -> list[RolloutChange]:
             while stack and stack[-1].number != each.restored:
                 stack.pop()
         else:
-            stack = [*[known for known in stack if each.arm not in known.plan.ranges], each]
+            stack = [*[known for known in stack if each.arm not in known.plan.active], each]
     return stack
 
 

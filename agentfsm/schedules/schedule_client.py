@@ -350,7 +350,9 @@ async def create_scheduled_run(
     options: dict[str, Any] = {}
     if choose is not None:
         run_id, store = scheduled_run_id(schedule.name, at), agent.store
-        agent, found = await choose(user=schedule.user, tenant=schedule.tenant, id=run_id)
+        agent, found = await choose(
+            user=schedule.user, tenant=schedule.tenant, id=run_id, roles=schedule.roles, metadata=schedule.metadata
+        )
         if agent.store is not store:
             raise MisuseError("the roll-out has another store than the schedule: use rollout.with_(store=store)")
         options = {each: found[each] for each in ("release", "arms")}

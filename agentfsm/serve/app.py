@@ -35,6 +35,7 @@ from agentfsm.serve.errors import SERVER_FAILED
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
+from agentfsm.serve.rollouts import ROLLOUTS
 from agentfsm.serve.run_operations import CONTINUATION, RUNS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _PAGE_HEADERS: Final = (
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, AG_UI, OPENAI, MCP)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, ROLLOUTS, AG_UI, OPENAI, MCP)
 
 
 @attrs.frozen(eq=False)

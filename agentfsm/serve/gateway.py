@@ -311,7 +311,12 @@ class Gateway:
         options: StartOptions = {}
         if (rollout := self.rollouts.get(chosen.name)) is not None:
             chosen, options = await rollout.choose(
-                user=caller.user, session=session_id, tenant=caller.tenant, id=run_id
+                user=caller.user,
+                session=session_id,
+                tenant=caller.tenant,
+                id=run_id,
+                roles=caller.roles,
+                metadata=metadata,
             )
         tracer = chosen.driver.config.tracer
         current = "" if tracer is None else tracer.current_traceparent()

@@ -17,7 +17,7 @@ from tests.support.port_servers import free_port
 from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
-PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/workers"]
+PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/rollouts", "#/workers"]
 PANELS = ["transcript", "events", "calls", "shown", "cost", "labels", "changes"]
 
 

@@ -25,7 +25,6 @@ from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint, fi
 from agentfsm.cli.resolve.run_lookup import (
     attach_store,
     load_with_root,
-    resolve_agent,
     resolve_agent_or_rollout,
     resolve_run,
     run_in_store,
@@ -83,7 +82,8 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
     found, location = resolve_agent_or_rollout(args, terminal)
     if isinstance(found, Agent):
         return found, location, StartOptions()
-    agent, options = anyio.run(partial(found.choose, session=args.session, user=args.user, id=args.id))
+    choose = partial(found.choose, session=args.session, user=args.user, id=args.id, metadata=dict(args.metadata))
+    agent, options = anyio.run(choose)
     return agent, location, options
 
 
@@ -227,7 +227,8 @@ def _report_if_over(args: argparse.Namespace, terminal: Terminal) -> ExitCode | 
 
 def chat(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Talk with an agent."""
-    agent, location = resolve_agent(args, terminal)
+    found, location = resolve_agent_or_rollout(args, terminal)
+    agent, rollout = (found, None) if isinstance(found, Agent) else (found.base, found)
     if isinstance(agent, Flow):
         raise MisuseError(
             f"{args.agent} is a flow, which takes inputs by name and no messages: use "
@@ -237,6 +238,7 @@ def chat(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return ChatSession(
         terminal=terminal,
         agent=agent,
+        rollout=rollout,
         store_location=location,
         session=session or build_session_name(agent),
         user=args.user,

@@ -22,6 +22,7 @@ from agentfsm.cli.resolve.run_lookup import attach_store
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
+from agentfsm.releases import Rollout
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], A
     loaded = load_mcp()
     kind: type[MCPService] = loaded.MCPService
     limits = _read_limits(args)
-    found: Any = load_target(args.target, Agent, ToolRegistry, kind)
+    found: Any = load_target(args.target, Agent, ToolRegistry, kind, Rollout)
+    if isinstance(found, Rollout):
+        raise MisuseError(
+            f"{args.target!r} is a roll-out, which chooses by the user, and clients of this server have none: "
+            f"`agentfsm serve {args.target}` has it at /mcp, with a key for each user"
+        )
     if isinstance(found, Agent):
         agent, _ = attach_store(found, args.target, args.store)
         options = {"prefix": args.prefix, "tools": not args.no_tools}

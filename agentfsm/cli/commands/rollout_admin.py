@@ -21,11 +21,10 @@ from agentfsm.releases import Release, Rollout, RolloutChange, RolloutControl
 from agentfsm.releases.arm_results import read_results
 from agentfsm.releases.release import RELEASES, load_release
 from agentfsm.releases.rollout_guard import abort_runs, watch_rollout
-from agentfsm.releases.rollout_log import ROLLOUTS
+from agentfsm.releases.rollout_log import list_rollouts
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.ports.store import Store
     from agentfsm.releases import ArmResults
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ def start(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
         async def begin() -> RolloutChange:
             try:
-                return await rollout.start(weights, rules=args.back_if, **options)
+                return await rollout.start(weights, rules=args.back_if, targets=args.target, **options)
             finally:
                 await rollout.base.aclose()
 
@@ -63,7 +62,8 @@ def start(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     else:
         store = create_store(resolve_location(args.store))
         control = RolloutControl(args.name, store)
-        begin_experiment = partial(control.start, weights, unit=args.unit, rules=args.back_if, **options)
+        options |= {"unit": args.unit, "rules": args.back_if, "targets": args.target}
+        begin_experiment = partial(control.start, weights, **options)
         change = run_in_store(store, begin_experiment)
     return _report(change, terminal)
 
@@ -72,6 +72,12 @@ def weights(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Change the weights of a roll-out."""
     found = _read_weights(args.weights)
     return _report(_change(args, lambda control: control.set_weights(found, by=args.by, reason=args.reason)), terminal)
+
+
+def target(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Change the targets of a roll-out."""
+    aim = partial(RolloutControl.set_targets, targets=args.targets, by=args.by, reason=args.reason)
+    return _report(_change(args, aim), terminal)
 
 
 def back(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -153,7 +159,7 @@ def status(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     store = open_existing_store(args.store)
 
     async def read() -> list[tuple[str, RolloutChange, tuple[ArmResults, ...]]]:
-        names = [args.name] if args.name else await _list_names(store)
+        names = [args.name] if args.name else await list_rollouts(store)
         rows = []
         for name in names:
             control = RolloutControl(name, store)
@@ -176,18 +182,13 @@ def status(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(f"{name}: {state}, {_format_change(change)}")
         for line in _format_arms(arms):
             terminal.out(f"  {line}")
+        for each in change.plan.targets:
+            terminal.out(f"  gives {each.arm} to {str(each).partition(':')[2]}")
         for rule in change.plan.rules:
             terminal.out(f"  rolls back if {rule}")
     if not found:
         terminal.err("no roll-outs")
     return ExitCode.DONE
-
-
-async def _list_names(store: Store) -> list[str]:
-    names: list[str] = []
-    while page := await store.list_records(ROLLOUTS, after=f"{names[-1]}/~" if names else "", limit=_PAGE):
-        names += dict.fromkeys(each.key.rpartition("/")[0] for each in page)
-    return [*dict.fromkeys(names)]
 
 
 def _format_arms(arms: Iterable[ArmResults]) -> list[str]:

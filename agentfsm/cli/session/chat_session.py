@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm.agents.admission import admit
+from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.chat_view import ChatView, PlainChatView
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
+    from agentfsm.releases import Rollout
 
 T = TypeVar("T")
 
@@ -64,6 +66,11 @@ class ChatSession:
 
     terminal: Terminal
     agent: Agent
+    """Agent of the newest run."""
+
+    rollout: Rollout | None = None
+    """Roll-out that chooses the agent of each new run; None if there is one agent."""
+
     store_location: str | None
     """Path or URL of the store; None if only the agent can open it."""
 
@@ -147,7 +154,10 @@ class ChatSession:
                 self._execute_command(found[1], (found[2] or "").strip())
             elif self.last is None or self.last.is_over:
                 prompt = admit(text, user_name())
-                self._reply(self.agent.start(prompt, session=self.session, user=self.user))
+                options = StartOptions(session=self.session, user=self.user)
+                if self.rollout is not None:
+                    self.agent, options = self._run(self.rollout.choose, session=self.session, user=self.user)
+                self._reply(self.agent.start(prompt, **options))
             elif any(item.kind is PendingKind.INPUT for item in self.last.pending):
                 self._run(self.agent.send, self.last.id, admit(text, user_name()))
                 self._reply(self.last)
@@ -176,6 +186,8 @@ class ChatSession:
         if not found:
             return
         self.last = self._run(self.agent.load, found[0].id)
+        if self.rollout is not None:
+            self.agent = self.rollout.find_agent(self.last.header.release)
         if self.is_interactive:
             self.view.show_message(format_prompt(self.last))
         if self.last.is_over:

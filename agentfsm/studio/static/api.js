@@ -65,6 +65,8 @@ export const api = {
   agent: (name) => read("GET", `/v1/agents/${encodeURIComponent(name)}`),
   sessions: () => read("GET", "/v1/sessions"),
   costs: (filters) => read("GET", `/v1/costs${query(filters)}`),
+  rollouts: () => read("GET", "/v1/rollouts"),
+  back: (name, body) => read("POST", `/v1/rollouts/${encodeURIComponent(name)}/back`, body),
   workers: () => read("GET", "/v1/workers"),
 };
 
