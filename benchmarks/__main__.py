@@ -50,6 +50,7 @@ OTHERS = (
     "direct_harm",
     "searches",
     "questions",
+    "totals",
     "traces",
 )
 HEAD = (
