@@ -22,12 +22,14 @@ from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import ALL_RUNS, Filter
 from agentfsm.telemetry.measurements import iter_costs
 from agentfsm.telemetry.totals import (
+    COSTS,
     HOUR_S,
     LOST,
     USAGE,
+    USER_COSTS,
     add_fields,
     build_usage,
-    iter_cells,
+    find_first,
     iter_span,
     read_series,
     read_status,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.store import Store
     from agentfsm.ports.stored import StoredRun, StoreRecord
-    from agentfsm.telemetry.totals import Level, Subject, TotalsStatus
+    from agentfsm.telemetry.totals import Subject, TotalsStatus
 
 CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
 COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
@@ -280,41 +282,31 @@ async def _read_totals(
         )
 
     sums: dict[str, dict[str, int]] = {}
-    total: dict[str, int] = {}
     reported: dict[str, int] = {}
     has_users = by == "user" or where.user is not None
     count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
     until = await store.now()
-    oldest = 0.0
-    levels: tuple[Level, ...] = ("user",) if has_users else ("day", "hour")
-    for level in levels:  # the hour in which the first one was counted
-        async for of, _ in iter_cells(store, status.generation, level, oldest):
-            if fits(of):
-                oldest = of.at
-                break
-        else:
-            oldest = until
-    begin = max(oldest, 0 if since is None else since // HOUR_S * HOUR_S)
-    first = until
-    if has_users or (by == "day" and zone is not load_zone("UTC")):
-        cells = iter_cells(store, status.generation, "user" if has_users else "hour", begin)
-    else:
-        cells = iter_span(store, status.generation, begin)
-    async for of, cell in cells:
+    levels = USER_COSTS if has_users else COSTS
+    oldest = await find_first(store, status.generation, levels, fits)
+    begin = until if oldest is None else max(oldest, 0 if since is None else since // HOUR_S * HOUR_S)
+    if by == "day" and (has_users or zone is not load_zone("UTC")):
+        levels = levels[:1]
+    async for of, cell in iter_span(store, status.generation, levels, begin if begin != oldest else 0.0):
         if not fits(of):
             continue
-        first = min(first, of.at)
         day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
         for series, fields in cell.items():
             labels = read_series(series)
             if labels[0] == USAGE:
                 add_fields(sums.setdefault(_name_row(by, of, labels[1], labels[2], day), {}), fields)
-                add_fields(total, fields)
             elif labels[0] == LOST:
                 add_fields(reported, {labels[1]: fields["n"]})
     rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in sums.items()}
+    total: dict[str, int] = {}
+    for each in sums.values():
+        add_fields(total, each)
     return CostReport(
-        since=begin if begin > oldest else first,
+        since=begin,
         until=until,
         by=by,
         rows=_list_rows(by, rows),

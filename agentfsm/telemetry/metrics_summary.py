@@ -27,10 +27,11 @@ from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
 from agentfsm.telemetry.totals import (
     DAY_S,
     HOUR_S,
+    MEASURED,
     RATIO,
     SLOT_S,
     UNIT,
-    iter_cells,
+    find_first,
     iter_span,
     read_series,
     read_status,
@@ -38,6 +39,7 @@ from agentfsm.telemetry.totals import (
 
 if TYPE_CHECKING:
     from agentfsm.ports.stored import StoredRun
+    from agentfsm.telemetry.totals import Subject
 
 # Seconds for which a run waits for a person until it counts as abandoned.
 ABANDONED_S: Final = DAY_S
@@ -300,16 +302,16 @@ def _measure_wait(stored: StoredRun, log: MeasurementLog) -> None:
 async def _read_totals(
     store: Store, generation: str, since: float, where: Filter, log: MeasurementLog, *, with_days: bool
 ) -> None:
-    """Add the totals of a store to a log: each sum at the middle of its time, which is not after the present."""
+    """Add the totals of a store to a log: sums of 5 minutes at the middle of these, others at the beginning."""
+
+    def fits(of: Subject) -> bool:
+        return where.agent in {None, of.agent} and where.purpose in {None, of.purpose}
+
     log.step_s, now = HOUR_S if with_days else SLOT_S, await store.now()
     begin = max(0.0, since // HOUR_S * HOUR_S) if since > -inf else 0.0
-    if not begin:  # the first day is read by hours
-        async for of, _ in iter_cells(store, generation, "hour"):
-            begin = of.at
-            break
-    cells = iter_span(store, generation, begin) if with_days else iter_cells(store, generation, "hour", begin)
-    async for of, cell in cells:
-        if where.agent not in {None, of.agent} or where.purpose not in {None, of.purpose}:
+    oldest = await find_first(store, generation, MEASURED, fits) or now
+    async for of, cell in iter_span(store, generation, MEASURED if with_days else MEASURED[:1], begin):
+        if not fits(of):
             continue
         for series, fields in cell.items():
             name, *labels = read_series(series)
@@ -318,12 +320,11 @@ async def _read_totals(
             key = name, tuple(labels)
             for field, count in fields.items():
                 if field[0] == "n":
-                    start, length = (of.at + int(field[1:]) * SLOT_S, SLOT_S) if field[1:] else (of.at, DAY_S)
-                    point = min(start + length / 2, now), fields[f"s{field[1:]}"] / UNIT, count
-                    log.series.setdefault(key, []).append(point)
+                    at = of.at + (int(field[1:]) + 0.5) * SLOT_S if field[1:] else max(of.at, oldest)
+                    log.series.setdefault(key, []).append((min(at, now), fields[f"s{field[1:]}"] / UNIT, count))
                 elif field[0] == "b":
                     value = 2 * RATIO ** int(field[1:]) / (1 + RATIO)
-                    log.spreads.setdefault(key, []).append((of.at, value, count))
+                    log.spreads.setdefault(key, []).append((max(of.at, oldest), value, count))
 
 
 def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:

@@ -23,10 +23,12 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import anyio
@@ -55,13 +57,20 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.stored import StoredRun, StoreRecord
 
-Level: TypeAlias = Literal["user", "hour", "day"]
-"""Cells of totals: by hour with users; by hour without, in steps of 5 minutes; by day without users."""
+Level: TypeAlias = Literal["hour", "day", "month", "cost_hour", "cost_day", "user_hour", "user_month"]
+"""Cells of totals: measurements without tenants and callers, in hours by steps of 5 minutes; costs without users; and
+costs with users, in months without releases.
+"""
 
 Cell: TypeAlias = dict[str, dict[str, int]]
 """Sums of one cell: by series (a JSON array of its metric and labels), then by field."""
 
 KIND: Final = "totals"
+# Levels that have the same sums, from the shortest time on.
+MEASURED: Final[tuple[Level, ...]] = ("hour", "day", "month")
+COSTS: Final[tuple[Level, ...]] = ("cost_hour", "cost_day")
+USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_month")
+_CHAINS: Final = (MEASURED, COSTS, USER_COSTS)
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 # Part of an hour that measurements are kept apart for, seconds: the interval of alerts.
@@ -78,11 +87,16 @@ ACTIVE_S: Final = 150.0
 _MAX_EVENTS: Final = 2_000
 # Records with the versions of open runs: 20,000 runs fit into each.
 _SHARDS: Final = 64
+# Records of costs with users in an hour, and in a month: some 4,000 cells fit into each. Fewer are faster to read, and
+# more to write.
+_USER_SHARDS: Final[Mapping[Level, int]] = {"user_hour": 64, "user_month": 1_024}
 # Cells that are kept in memory, and that are written at once.
 _MAX_CACHED: Final = 2_000
 _WRITERS: Final = 50
+EVENTS: Final = "events"
 USAGE: Final = "usage"
 LOST: Final = "lost"
+_COST_SERIES: Final = (USAGE, LOST)
 _FINAL: Final = (AnswerGiven, Accepted, Failed)
 
 _log = logging.getLogger("agentfsm.telemetry")
@@ -170,13 +184,14 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
             prefix, since, until = self.spans[0]
             after = self._after or f"{prefix}{max(0, int(since)):012d}|"
             page = await self.store.list_records(KIND, prefix=prefix, after=after)
-            for record in page:
-                value = _as_object(record.value)
-                if (subject := Subject(*value["of"])).at < until:
-                    self._cells.append((subject, value["sums"]))
             self._after = page[-1].key if page else ""
-            if len(self._cells) < len(page) or not page:
-                self._after = ""
+            for record in page:
+                cells = _read_cells(record.value)
+                if any(subject.at >= until for subject in cells):
+                    self._after = ""
+                    break
+                self._cells += cells.items()
+            if not self._after:
                 self.spans = self.spans[1:]
         return self._cells.popleft()
 
@@ -186,10 +201,76 @@ def iter_cells(store: Store, generation: str, level: Level, since: float = 0.0) 
     return CellIterator(store, [(f"{generation}|{level}|", since, math.inf)])
 
 
-def iter_span(store: Store, generation: str, since: float) -> CellIterator:
-    """Return the cells from an hour on, without users: the hours of the first day, then days."""
-    days_at = (since // DAY_S + 1) * DAY_S
-    return CellIterator(store, [(f"{generation}|hour|", since, days_at), (f"{generation}|day|", days_at, math.inf)])
+def iter_span(store: Store, generation: str, levels: Sequence[Level], since: float) -> CellIterator:
+    """Return the cells from an hour on, each event once: hours until a day or month begins, and so on.
+
+    Args:
+        store: The store.
+        generation: Name of the totals.
+        levels: Levels with the same sums, from the shortest time on.
+        since: Beginning of an hour, seconds since 1970; 0 for all.
+    """
+    spans: list[tuple[str, float, float]] = []
+    for level, longer in zip_longest(levels, levels[1:]):
+        until = math.inf
+        if longer is not None and (until := _find_begin(longer, since)) < since:
+            until = _find_begin(longer, until + 32 * DAY_S if longer.endswith("month") else until + DAY_S)
+        spans.append((f"{generation}|{level}|", since, until))
+        since = until
+    return CellIterator(store, [each for each in spans if each[1] < each[2]])
+
+
+async def find_first(
+    store: Store, generation: str, levels: Sequence[Level], fits: Callable[[Subject], bool]
+) -> float | None:
+    """Return the beginning of the first hour with a cell that fits; None if there is none."""
+    first: float | None = None
+    for level in reversed(levels):  # each time in the one before
+        async for of, _ in iter_cells(store, generation, level, first or 0.0):
+            if fits(of):
+                first = of.at
+                break
+        else:
+            return None
+    return first
+
+
+def _find_begin(level: Level, at: float) -> int:
+    """Return the beginning of the hour, day or month of a level that a time is in."""
+    if level.endswith("month"):
+        day = datetime.fromtimestamp(at, UTC)
+        return int(datetime(day.year, day.month, 1, tzinfo=UTC).timestamp())
+    length = DAY_S if level.endswith("day") else HOUR_S
+    return int(at) // length * length
+
+
+def _place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
+    """Return the part of a cell with users that a level has: the end of the key of its record, the subject and sums."""
+    of = subject._replace(at=_find_begin(level, subject.at))
+    if level in MEASURED:
+        of = of._replace(root="", tenant="", user="")
+        kept = {series: fields for series, fields in cell.items() if read_series(series)[0] not in _COST_SERIES}
+        if level != "hour":
+            kept = {series: _join_slots(fields) for series, fields in kept.items()}
+        group = json.dumps(of)
+    else:
+        of = of._replace(user="") if level in COSTS else of._replace(release="") if level == "user_month" else of
+        kept = {series: fields for series, fields in cell.items() if read_series(series)[0] in {*_COST_SERIES, EVENTS}}
+        group = json.dumps([of.tenant, of.user])
+    name = sha256(group.encode()).hexdigest()[:24]
+    if level in USER_COSTS:
+        name = f"{int(name, 16) % _USER_SHARDS[level]:04d}"
+    return f"{level}|{of.at:012d}|{name}", of, kept
+
+
+def _read_cells(value: object) -> dict[Subject, Cell]:
+    return {Subject(*of): sums for of, sums in _as_object(value).get("cells", ())}
+
+
+def _add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
+    sums = cells.setdefault(of, {})
+    for series, fields in cell.items():
+        add_fields(sums.setdefault(series, {}), fields)
 
 
 def measure_cells(
@@ -208,7 +289,7 @@ def measure_cells(
         add_fields(sums.setdefault(json.dumps([*series], ensure_ascii=False), {}), fields)
 
     for event in stored.events[max(after, header.forked_at) :]:
-        add(event.at, ["events"], {"n": 1})
+        add(event.at, [EVENTS], {"n": 1})
     for each in m.measure_run(header, stored.events, after=after, previous=previous):
         slot = int(each.at) % HOUR_S // SLOT_S
         fields = {f"n{slot}": 1, f"s{slot}": round(each.value * UNIT)}
@@ -440,8 +521,7 @@ class Totals:
         except Exception as error:  # noqa: BLE001  one journal is no reason to stop counting the others
             return self._leave_out(batch, run_id, error, after)
         for subject, cell in cells.items():
-            for series, fields in cell.items():
-                add_fields(batch.cells.setdefault(subject, {}).setdefault(series, {}), fields)
+            _add_cell(batch.cells, subject, cell)
         batch.events += len(events) - after
         if not isinstance(events[-1], _FINAL):
             batch.open[key] = len(events)
@@ -475,63 +555,66 @@ class Totals:
             self._records.clear()
             self._state = await self.store.read_record(KIND, f"{self.generation}|state")
         batch = _Batch(number=0) if self._state is None else _Batch.from_json(_as_object(self._state.value))
-        parts: dict[str, dict[str, Any]] = {}
+        parts: dict[str, dict[Subject, Cell]] = {}
         for subject, cell in batch.cells.items():
-            for level in ("user", "hour", "day"):
-                of = subject if level == "user" else subject._replace(user="")
-                of = of if level != "day" else of._replace(at=of.at // DAY_S * DAY_S)
-                digest = sha256(json.dumps(of).encode()).hexdigest()[:24]
-                part = parts.setdefault(f"{self.generation}|{level}|{of.at:012d}|{digest}", {"of": of, "sums": {}})
-                for series, fields in cell.items():
-                    kept = fields if level == "hour" else _join_slots(fields)
-                    add_fields(part["sums"].setdefault(series, {}), kept)
+            for level in chain(*_CHAINS):
+                name, of, kept = _place_cell(level, subject, cell)
+                _add_cell(parts.setdefault(f"{self.generation}|{name}", {}), of, kept)
+        runs: dict[str, dict[str, int]] = {}
         for key, version in batch.open.items():
-            parts.setdefault(_name_shard(self.generation, key), {"runs": {}})["runs"][key] = version
+            runs.setdefault(_name_shard(self.generation, key), {})[key] = version
         limiter = anyio.CapacityLimiter(_WRITERS)
         try:
             async with anyio.create_task_group() as tasks:
-                for key, part in parts.items():
-                    tasks.start_soon(self._apply, key, batch.number, part, limiter)
+                for key in (*parts, *runs):
+                    tasks.start_soon(self._apply, key, batch.number, parts.get(key, {}), runs.get(key, {}), limiter)
         except ExceptionGroup as group:
             raise first_error(group) from None
         self._batch = batch
         return batch
 
-    async def _apply(self, key: str, number: int, part: dict[str, Any], limiter: anyio.CapacityLimiter) -> None:
+    async def _apply(
+        self, key: str, number: int, part: dict[Subject, Cell], runs: dict[str, int], limiter: anyio.CapacityLimiter
+    ) -> None:
         """Add a part of a batch to a record, unless it is in it."""
         async with limiter:
             while True:
                 value = await self._read_object(key)
                 if value.get("number", 0) >= number:
                     return
-                if "runs" in part:
-                    runs = value.get("runs", {}) | part["runs"]
-                    new: dict[str, Any] = {
-                        "number": number,
-                        "runs": {run: version for run, version in runs.items() if version},
-                    }
+                new: dict[str, Any] = {"number": number}
+                if runs:
+                    merged = value.get("runs", {}) | runs
+                    new["runs"] = {run: version for run, version in merged.items() if version}
                 else:
-                    sums = {series: dict(fields) for series, fields in value.get("sums", {}).items()}
-                    for series, fields in part["sums"].items():
-                        add_fields(sums.setdefault(series, {}), fields)
-                    new = {"number": number, "of": list(part["of"]), "sums": sums}
-                revision = self._records[key].revision if key in self._records else 0
+                    cells = _read_cells(value)
+                    for of, cell in part.items():  # a record in memory stays as it is in the store
+                        cells[of] = {series: dict(fields) for series, fields in cells.get(of, {}).items()}
+                        _add_cell(cells, of, cell)
+                    new["cells"] = [[list(of), sums] for of, sums in cells.items()]
+                known = self._records.pop(key, None)
                 try:
-                    self._records[key] = await self.store.write_record(KIND, key, new, revision=revision)
+                    found = await self.store.write_record(
+                        KIND, key, new, revision=0 if known is None else known.revision
+                    )
                 except ConflictError:
-                    self._records.pop(key, None)
-                else:
-                    return
+                    continue
+                self._keep(found)
+                return
 
     async def _read_object(self, key: str) -> dict[str, Any]:
         """Return the value of a record, from memory if this process has written or read it; empty if there is none."""
         if key not in self._records:
             if (found := await self.store.read_record(KIND, key)) is None:
                 return {}
-            if len(self._records) >= _MAX_CACHED:
-                self._records.pop(next(iter(self._records)))
-            self._records[key] = found
+            self._keep(found)
         return _as_object(self._records[key].value)
+
+    def _keep(self, record: StoreRecord) -> None:
+        """Keep a record in memory, and forget the one that was changed longest ago."""
+        self._records[record.key] = record
+        if len(self._records) > _MAX_CACHED:
+            self._records.pop(next(iter(self._records)))
 
     async def _confirm(self, batch: _Batch) -> None:
         await self.store.confirm_read(
@@ -621,19 +704,32 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
     while not (await totals.read_batch()).is_whole:
         await totals.catch_up()
         await anyio.sleep(0.1)  # an interrupted rebuild may hold the follower for a minute
-    for level, length in (("user", HOUR_S), ("hour", HOUR_S), ("day", DAY_S)):
-        prefix, after = f"{old}|{level}|", ""
+    for levels in _CHAINS:
+        restored = set[tuple[Level, int]]()
+        prefix, after = f"{old}|{levels[0]}|", ""
         while page := await store.list_records(KIND, prefix=prefix, after=after):
             after = page[-1].key
             await totals.catch_up()  # so the new totals have all events of the page that are still in the store
             for record in page:
-                key, kept = f"{new}{record.key.removeprefix(old)}", _as_object(record.value)
-                found = await store.read_record(KIND, key)
-                made = {} if found is None else _as_object(found.value)
-                if _count_events(kept) > _count_events(made):
-                    restored: dict[str, Any] = kept | {"number": made.get("number", 0)}
-                    await store.write_record(KIND, key, restored, revision=0 if found is None else found.revision)
-                    pruned_before = max(pruned_before, kept["of"][0] + length)
+                kept, name = _read_cells(record.value), record.key.removeprefix(f"{old}|")
+                found = await store.read_record(KIND, f"{new}|{name}")
+                made = {} if found is None else _read_cells(found.value)
+                lost = {of: cell for of, cell in kept.items() if _count_events(cell) > _count_events(made.get(of, {}))}
+                if lost:
+                    await _write_cells(store, f"{new}|{name}", made | lost, found)
+                    at = next(iter(lost)).at
+                    restored.update([(longer, _find_begin(longer, at)) for longer in levels[1:]])
+                    pruned_before = max(pruned_before, at + HOUR_S)
+        await totals.catch_up()
+        for level, at in restored:  # sums of the hours, which nobody else changes meanwhile
+            sums: dict[str, dict[Subject, Cell]] = {}
+            async for subject, cell in iter_cells(store, new, levels[0], at):
+                if _find_begin(level, subject.at) > at:
+                    break
+                name, of, kept_cell = _place_cell(level, subject, cell)
+                _add_cell(sums.setdefault(f"{new}|{name}", {}), of, kept_cell)
+            for key, cells in sums.items():
+                await _write_cells(store, key, cells, await store.read_record(KIND, key))
     await store.write_record(
         KIND, "root", {"generation": new, "pruned_before": float(pruned_before)}, revision=root.revision
     )
@@ -651,7 +747,13 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
     return status
 
 
-def _count_events(cell: Mapping[str, Any]) -> int:
+async def _write_cells(store: Store, key: str, cells: Mapping[Subject, Cell], found: StoreRecord | None) -> None:
+    """Replace the cells of a record, and leave its number."""
+    value = {} if found is None else _as_object(found.value)
+    new = value | {"cells": [[list(of), sums] for of, sums in cells.items()]}
+    await store.write_record(KIND, key, new, revision=0 if found is None else found.revision)
+
+
+def _count_events(cell: Cell) -> int:
     """Return the number of events of journals that are in a cell."""
-    number: int = cell.get("sums", {}).get('["events"]', {}).get("n", 0)
-    return number
+    return cell.get(f'["{EVENTS}"]', {}).get("n", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from math import inf
+from typing import get_args
 
 import anyio
 import pytest
@@ -24,6 +25,7 @@ from tests.support.gateways import named, serving
 from tests.support.recorded_tasks import record_task
 
 pytestmark = pytest.mark.anyio
+LEVELS = get_args(t.Level)
 
 
 class Priced(ScriptedModel):
@@ -82,29 +84,32 @@ async def resume(store):
 
 
 async def fold(store):
-    """Return what all journals give, by cell with users, apart from any totals."""
-    cells = {}
+    """Return what all journals give, by level and cell, apart from any totals."""
+    cells = {level: {} for level in LEVELS}
     for row in await store.runs(limit=10_000):
         stored = await store.read(row.id)
         root = await t.read_root_agent(store, stored.header)
         before = await t.read_previous_header(store, stored.header)
         for subject, cell in t.measure_cells(stored, root=root, previous=before).items():
-            for series, fields in cell.items():
-                found = cells.setdefault(subject, {}).setdefault(series, {})
-                for name, value in fields.items():
-                    found[name] = found.get(name, 0) + value
+            for level in LEVELS:
+                _, of, kept = t._place_cell(level, subject, cell)
+                for series, fields in kept.items():
+                    found = cells[level].setdefault(of, {}).setdefault(series, {})
+                    for name, value in fields.items():
+                        found[name] = found.get(name, 0) + value
+    return cells
+
+
+async def counted(store):
+    status = await t.read_status(store)
     return {
-        subject: {series: t._join_slots(fields) for series, fields in cell.items()} for subject, cell in cells.items()
+        level: {subject: cell async for subject, cell in t.iter_cells(store, status.generation, level)}
+        for level in LEVELS
     }
 
 
-async def counted(store, level="user"):
-    status = await t.read_status(store)
-    return {subject: cell async for subject, cell in t.iter_cells(store, status.generation, level)}
-
-
 async def test_they_are_the_sums_of_the_journals(store):
-    """Of hours with users; those without users and of days have the same sums, and a second look adds nothing."""
+    """Each level has each event once, costs with and without users as well, and a second look adds nothing."""
     await fill(store, 5)
     totals = t.Totals(store)
     await totals.catch_up()
@@ -112,12 +117,11 @@ async def test_they_are_the_sums_of_the_journals(store):
     assert await counted(store) == await fold(store)
     status = await t.read_status(store)
     assert (status.is_whole, status.uncounted) == (True, 0)
-    for level in ("hour", "day"):
-        cells = await counted(store, level)
+    for level, cells in (await counted(store)).items():
         assert sum(cell['["events"]']["n"] for cell in cells.values()) == sum(
             row.version for row in await store.runs(limit=100)
         )
-        assert {subject.user for subject in cells} == {""}
+        assert {subject.user for subject in cells} == ({"u0", "u1", "u2", ""} if level in t.USER_COSTS else {""})
     await build(store).run("later")
     await totals.catch_up()
     assert await counted(store) == await fold(store)
