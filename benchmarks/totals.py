@@ -1,10 +1,11 @@
-"""`python -m benchmarks totals [RUNS] [PLACE] [FOLDER]`: how long reports take in a store with many runs and its totals.
+"""`python -m benchmarks totals [RUNS] [PLACE] [FOLDER]`: what reports cost in a store with many runs and its totals.
 
 A place is "sqlite" or "postgres", which starts a server of its own; with a folder, the SQLite file is made in it, and
 found there the next time. The store gets RUNS runs, 100,000 without a number, of the last 90 days: of 20 agents, 5,000
 users, each of whom talks with three of them, four releases and two models; one run in twenty has failed, one in ten
-thousand is of an evaluation. Their journals are copies of 60, written as rows with other ids, names and times. Then the
-follower of the totals counts them all, and each report is asked for several times: the medians of the wall time and of
+thousand is of an evaluation. Their journals are copies of 60, written as rows with other ids, names and times, and the
+follower of the totals counts them all. More than 100,000 would take too long: then only the records are written that it
+would have made of them. Each report is asked for several times: the medians of the wall time and of
 the CPU time of this process, which is what counts on a busy machine. What a command takes to start is not in it.
 """
 
@@ -16,8 +17,10 @@ import random
 import sqlite3
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
+from itertools import islice
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,17 +31,33 @@ import httpx2
 
 from agentfsm import Agent, StopReason
 from agentfsm.core.header import Fingerprint
-from agentfsm.ports import Store
+from agentfsm.ports import Store, StoredRun
 from agentfsm.serve import Caller, serve
 from agentfsm.stores import PostgresStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry.alerts import LOOKBACK_S, replay_alerts
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
-from agentfsm.telemetry.totals import DAY_S, Totals, catch_up_totals, read_status
+from agentfsm.telemetry.totals import (
+    COSTS,
+    DAY_S,
+    HOUR_S,
+    MEASURED,
+    USER_COSTS,
+    Cell,
+    Level,
+    Subject,
+    Totals,
+    add_cell,
+    catch_up_totals,
+    measure_cells,
+    place_cell,
+    read_status,
+)
 from agentfsm.testing import ScriptedModel
 from benchmarks.rows import CPU, MS, WALL
 
 RUNS: Final = 100_000
+MAX_FOLLOWED: Final = 100_000
 DAYS: Final = 90
 AGENTS: Final = 20
 USERS: Final = 5_000
@@ -59,8 +78,8 @@ NAMES: Final = (
 )
 
 
-async def make_templates(path: Path) -> list[tuple[dict[str, Any], list[str]]]:
-    """Return the columns and the texts of the journals that are copied."""
+async def make_templates(path: Path) -> tuple[list[tuple[dict[str, Any], list[str]]], list[StoredRun]]:
+    """Return the columns and the texts of the journals that are copied, and the journals."""
     from tests.support.recorded_tasks import record_task  # noqa: PLC0415  only this needs it
 
     store, chance = SQLiteStore(path), random.Random(0)
@@ -81,6 +100,7 @@ async def make_templates(path: Path) -> list[tuple[dict[str, Any], list[str]]]:
         head = attrs.evolve(head, fingerprint=Fingerprint(model=model))
         _, lease = await store.create(head, events=made.events)
         await store.release(lease).wait()
+    stored = [await store.read(f"{NAMES[0]}{number:02}") for number in range(60)]
     await store.aclose()
     with closing(sqlite3.connect(path)) as db:
         db.row_factory = sqlite3.Row
@@ -94,27 +114,33 @@ async def make_templates(path: Path) -> list[tuple[dict[str, Any], list[str]]]:
             ]
             for row in rows
         ]
-    return list(zip(rows, bodies, strict=True))
+    return list(zip(rows, bodies, strict=True)), stored
+
+
+def draw_runs(templates: int, runs: int, now: float) -> Iterator[tuple[int, int, int, int, int, str, str]]:
+    """Yield the template, the time, the user, the agent, the release and the purpose of each run, oldest first."""
+    chance = random.Random(1)
+    for number in range(1, runs + 1):
+        age = DAYS * DAY_S * (1 - number / runs)
+        user = int(USERS * chance.random() ** 2)
+        agent = (user * 7 + chance.randrange(3)) % AGENTS
+        release, purpose = f"v{int((DAYS - age / DAY_S) // 23)}", "eval" if number % 10_000 == 0 else ""
+        yield number, chance.randrange(templates), int(now - 300 - age) // 100 * 100, user, agent, release, purpose
 
 
 def copy_runs(
     templates: Sequence[tuple[dict[str, Any], list[str]]], runs: int, now: float
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield the columns and the texts of each run, oldest first."""
-    chance = random.Random(1)
-    for number in range(1, runs + 1):
-        columns, texts = templates[chance.randrange(len(templates))]
-        age = DAYS * DAY_S * (1 - number / runs)
-        start = int(now - 300 - age) // 100 * 100
-        user = int(USERS * chance.random() ** 2)
-        agent = (user * 7 + chance.randrange(3)) % AGENTS
+    """Yield the columns and the texts of each run."""
+    for number, template, start, user, agent, release, purpose in draw_runs(len(templates), runs, now):
+        columns, texts = templates[template]
         named = {
             columns["id"]: f"run{number:09}",
             NAMES[1]: f"agent{agent:02}",
             NAMES[2]: f"user{user:04}",
-            NAMES[3]: f"v{int((DAYS - age / DAY_S) // 23)}",
+            NAMES[3]: release,
             NAMES[4]: f"model{agent % 2}",
-            NAMES[5]: "eval" if number % 10_000 == 0 else "",
+            NAMES[5]: purpose,
         }
         head, *events = [text.replace(TIME, str(start)[:8]) for text in texts]
         for old, new in named.items():
@@ -130,71 +156,111 @@ def copy_runs(
         yield row, [head, *[each.replace(columns["id"], row["id"]) for each in events]]
 
 
-def write_runs(made: Iterator[tuple[dict[str, Any], list[str]]], place: str, names: Sequence[str]) -> None:
-    """Write runs as rows of a SQLite file, or of a PostgreSQL."""
-    quoted = ", ".join(f'"{name}"' for name in names)
-    with ExitStack() as stack:
-        if place.startswith("postgres"):
-            import psycopg  # noqa: PLC0415  only this needs it
+def add_up(stored: Sequence[StoredRun], runs: int, now: float, generation: str) -> Iterator[tuple[str, str]]:
+    """Yield the records that the follower would write: the cells of each journal, copied as its rows are."""
+    cells: dict[tuple[Level, ...], dict[Subject, Cell]] = {levels: {} for levels in (MEASURED, COSTS, USER_COSTS)}
 
-            server = stack.enter_context(psycopg.connect(place))
+    @cache
+    def measure(template: int, offset: int, agent: int) -> list[tuple[int, list[Cell]]]:
+        found, shift = stored[template], offset - 1_700_000_000
+        events = [attrs.evolve(event, at=event.at + shift) for event in found.events]
+        parts: list[tuple[int, list[Cell]]] = []
+        for of, cell in measure_cells(attrs.evolve(found, events=events)).items():
+            text = json.dumps(cell).replace(NAMES[1], f"agent{agent:02}").replace(NAMES[4], f"model{agent % 2}")
+            named = json.loads(text)
+            parts.append((of.at, [place_cell(levels[0], of, named)[2] for levels in cells]))
+        return parts
+
+    for _, template, start, user, agent, release, purpose in draw_runs(len(stored), runs, now):
+        hour, name = start // HOUR_S * HOUR_S, f"agent{agent:02}"
+        for at, (measured, costs, _) in measure(template, start - hour, agent):
+            of = Subject(hour + at, name, name, "", release, purpose)
+            add_cell(cells[MEASURED], of, measured)
+            add_cell(cells[COSTS], of, costs)
+            add_cell(cells[USER_COSTS], of._replace(user=f"user{user:04}"), costs)
+    for levels, each in cells.items():
+        for level in levels:
+            records: dict[str, dict[Subject, Cell]] = {}
+            for of, cell in each.items():
+                key, placed, kept = place_cell(level, of, cell)
+                add_cell(records.setdefault(key, {}), placed, kept)
+            for key, part in records.items():
+                document = {"number": 1, "cells": [[list(of), sums] for of, sums in part.items()]}
+                yield f"{generation}|{key}", json.dumps(document, separators=(",", ":"))
+
+
+@contextmanager
+def writing(place: str) -> Iterator[Callable[[str, Sequence[str], Iterable[Sequence[Any]]], None]]:
+    """Give a function that writes rows to a table of a SQLite file, or of a PostgreSQL."""
+    if place.startswith("postgres"):
+        import psycopg  # noqa: PLC0415  only this needs it
+
+        with psycopg.connect(place) as server:
             server.execute("SET search_path = agentfsm")
 
-            def write(table: str, columns: str, rows: list[Sequence[Any]]) -> None:
-                with server.cursor().copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy:
+            def copy(table: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+                columns = ", ".join(f'"{name}"' for name in names)
+                with server.cursor().copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copied:
                     for row in rows:
-                        copy.write_row(row)
-        else:
-            file = stack.enter_context(closing(sqlite3.connect(place)))
+                        copied.write_row(row)
+
+            yield copy
+            server.execute("SELECT setval(pg_get_serial_sequence('runs', 'number'), max(number)) FROM runs")
+            server.execute("SELECT setval('revisions', 1000000000)")
+    else:
+        with closing(sqlite3.connect(place)) as file:
             file.execute("PRAGMA synchronous = OFF")
 
-            def write(table: str, columns: str, rows: list[Sequence[Any]]) -> None:
-                marks = ", ".join("?" * len(rows[0]))
+            def insert(table: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+                columns, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" for _ in names)
                 with file:
                     file.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)  # noqa: S608  our own names
 
-        runs: list[Sequence[Any]] = []
-        events: list[Sequence[Any]] = []
-        for row, texts in made:
-            runs.append([row[name] for name in names])
-            events += [(row["number"], version, text) for version, text in enumerate(texts)]
-            if len(runs) == CROWD:
-                write("runs", quoted, runs)
-                write("events", "run, version, body", events)
-                runs, events = [], []
-        if runs:
-            write("runs", quoted, runs)
-            write("events", "run, version, body", events)
-        if place.startswith("postgres"):
-            server.execute("SELECT setval(pg_get_serial_sequence('runs', 'number'), max(number)) FROM runs")
-            server.commit()
+            yield insert
 
 
 async def fill(store: Store, place: str, runs: int, folder: Path) -> None:
-    """Fill a store, and count its totals, unless it has them."""
-    if not await store.runs(limit=1):
-        templates = await make_templates(folder / "templates.db")
-        boolean = {"waiting"} if place.startswith("postgres") else set()
-        lacking = {"alone", "company", "suspect"} if place.startswith("postgres") else set()
-        for columns, _ in templates:
-            columns.update({name: bool(columns[name]) for name in boolean})
-        begun = WALL()
-        names = [name for name in templates[0][0] if name not in lacking]
-        await asyncio.to_thread(write_runs, copy_runs(templates, runs, time.time()), place, names)
-        print(f"{runs:,} runs written as rows in {WALL() - begun:.0f} s", flush=True)
-    if (status := await read_status(store)) is None or not status.is_whole or status.uncounted:
-        begun, cpu = WALL(), CPU()
-        await Totals(store).catch_up()
-        took = WALL() - begun
+    """Fill a store. If the runs are few, the follower counts them; else only their totals are written, as rows too."""
+    await Totals(store).catch_up()
+    status = await read_status(store)
+    assert status is not None
+    templates, stored = await make_templates(folder / "templates.db")
+    now, begun = time.time(), (WALL(), CPU())
+    if runs > MAX_FOLLOWED:
+        with writing(place) as write:
+            rows = (
+                ("totals", key, text, number)
+                for number, (key, text) in enumerate(add_up(stored, runs, now, status.generation), 1_000)
+            )
+            write("records", ("kind", "key", "value", "revision"), rows)
         print(
-            f"counted by the follower: {runs / took:,.0f} runs a second, {(CPU() - cpu) / runs * MS:.2f} ms of CPU each"
+            f"totals of {runs:,} runs, without their journals, written as rows in {WALL() - begun[0]:.0f} s", flush=True
         )
+        return
+    lacking = {"alone", "company", "suspect"} if place.startswith("postgres") else set()
+    for columns, _ in templates if lacking else ():
+        columns["waiting"] = bool(columns["waiting"])
+    names = [name for name in templates[0][0] if name not in lacking]
+    made = copy_runs(templates, runs, now)
+    with writing(place) as write:
+        while crowd := list(islice(made, CROWD)):
+            write("runs", names, [[row[name] for name in names] for row, _ in crowd])
+            events = [(row["number"], version, text) for row, texts in crowd for version, text in enumerate(texts)]
+            write("events", ("run", "version", "body"), events)
+    print(f"{runs:,} runs written as rows in {WALL() - begun[0]:.0f} s", flush=True)
+    begun = WALL(), CPU()
+    await Totals(store).catch_up()
+    took, cpu = WALL() - begun[0], CPU() - begun[1]
+    print(
+        f"counted by the follower: {runs / took:,.0f} runs a second, {cpu / runs * MS:.2f} ms of CPU each", flush=True
+    )
 
 
 async def measure(place: str, runs: int, folder: Path) -> None:
     """Fill the store, and print the time of each report."""
     store: Store = PostgresStore(place) if place.startswith("postgres") else SQLiteStore(place)
-    await fill(store, place, runs, folder)
+    if await store.read_record("totals", "root") is None:
+        await fill(store, place, runs, folder)
     status = await read_status(store)
     assert status is not None
     sizes: dict[str, list[int]] = {}

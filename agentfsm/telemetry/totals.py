@@ -244,7 +244,7 @@ def _find_begin(level: Level, at: float) -> int:
     return int(at) // length * length
 
 
-def _place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
+def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
     """Return the part of a cell with users that a level has: the end of the key of its record, the subject and sums."""
     of = subject._replace(at=_find_begin(level, subject.at))
     if level in MEASURED:
@@ -267,7 +267,7 @@ def _read_cells(value: object) -> dict[Subject, Cell]:
     return {Subject(*of): sums for of, sums in _as_object(value).get("cells", ())}
 
 
-def _add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
+def add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
     sums = cells.setdefault(of, {})
     for series, fields in cell.items():
         add_fields(sums.setdefault(series, {}), fields)
@@ -521,7 +521,7 @@ class Totals:
         except Exception as error:  # noqa: BLE001  one journal is no reason to stop counting the others
             return self._leave_out(batch, run_id, error, after)
         for subject, cell in cells.items():
-            _add_cell(batch.cells, subject, cell)
+            add_cell(batch.cells, subject, cell)
         batch.events += len(events) - after
         if not isinstance(events[-1], _FINAL):
             batch.open[key] = len(events)
@@ -558,8 +558,8 @@ class Totals:
         parts: dict[str, dict[Subject, Cell]] = {}
         for subject, cell in batch.cells.items():
             for level in chain(*_CHAINS):
-                name, of, kept = _place_cell(level, subject, cell)
-                _add_cell(parts.setdefault(f"{self.generation}|{name}", {}), of, kept)
+                name, of, kept = place_cell(level, subject, cell)
+                add_cell(parts.setdefault(f"{self.generation}|{name}", {}), of, kept)
         runs: dict[str, dict[str, int]] = {}
         for key, version in batch.open.items():
             runs.setdefault(_name_shard(self.generation, key), {})[key] = version
@@ -590,7 +590,7 @@ class Totals:
                     cells = _read_cells(value)
                     for of, cell in part.items():  # a record in memory stays as it is in the store
                         cells[of] = {series: dict(fields) for series, fields in cells.get(of, {}).items()}
-                        _add_cell(cells, of, cell)
+                        add_cell(cells, of, cell)
                     new["cells"] = [[list(of), sums] for of, sums in cells.items()]
                 known = self._records.pop(key, None)
                 try:
@@ -726,8 +726,8 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
             async for subject, cell in iter_cells(store, new, levels[0], at):
                 if _find_begin(level, subject.at) > at:
                     break
-                name, of, kept_cell = _place_cell(level, subject, cell)
-                _add_cell(sums.setdefault(f"{new}|{name}", {}), of, kept_cell)
+                name, of, kept_cell = place_cell(level, subject, cell)
+                add_cell(sums.setdefault(f"{new}|{name}", {}), of, kept_cell)
             for key, cells in sums.items():
                 await _write_cells(store, key, cells, await store.read_record(KIND, key))
     await store.write_record(

@@ -92,7 +92,7 @@ async def fold(store):
         before = await t.read_previous_header(store, stored.header)
         for subject, cell in t.measure_cells(stored, root=root, previous=before).items():
             for level in LEVELS:
-                _, of, kept = t._place_cell(level, subject, cell)
+                _, of, kept = t.place_cell(level, subject, cell)
                 for series, fields in kept.items():
                     found = cells[level].setdefault(of, {}).setdefault(series, {})
                     for name, value in fields.items():
