@@ -6,7 +6,7 @@ same table over recorded journals, so that a threshold can be tried before it is
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import ceil, inf
@@ -338,58 +338,53 @@ def replay_alerts(
     return tuple(sorted(found, key=lambda each: each.since))
 
 
-@attrs.frozen(eq=False)
-class _Sums:
-    """Sums of the values of a group, by time."""
-
-    times: Sequence[float]
-    totals: Sequence[float]
-    """Sum of the values up to each time; one more, 0, at the beginning."""
-
-    def between(self, start: float, end: float) -> float:
-        """Return the sum of the values after `start`, up to `end`."""
-        return self.totals[bisect_right(self.times, end)] - self.totals[bisect_right(self.times, start)]
-
-
-def _group(log: MeasurementLog, series: Series, by: tuple[str, ...]) -> dict[tuple[str, ...], _Sums]:
-    """Return the sums of series, by the labels of their group."""
+def _group(
+    log: MeasurementLog, series: Series, by: tuple[str, ...]
+) -> dict[tuple[str, ...], list[tuple[float, float]]]:
+    """Return the times and values of series, oldest first, by the labels of their group."""
     indexes = [series.metric.labels.index(label) for label in by]
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for (name, labels), points in log.series.items():
         if name == series.metric.name and series.selects(labels):
             values = [(at, float(count) if series.part == "count" else value) for at, value, count in points]
             groups.setdefault(tuple([labels[index] for index in indexes]), []).extend(values)
-    return {key: _add_up(sorted(points)) for key, points in groups.items()}
+    return {key: sorted(points) for key, points in groups.items()}
 
 
-def _add_up(points: list[tuple[float, float]]) -> _Sums:
-    return _Sums([at for at, _ in points], [0.0, *accumulate(value for _, value in points)])
+def _add_up(points: Sequence[tuple[float, float]], ends: Iterable[float]) -> list[float]:
+    """Return the sum of the values up to each of these times."""
+    times, totals = [at for at, _ in points], [0.0, *accumulate([value for _, value in points])]
+    return [totals[bisect_right(times, end)] for end in ends]
 
 
 def _replay_alert(log: MeasurementLog, alert: Alert, times: Sequence[float]) -> Iterator[Firing]:
     parts = _group(log, alert.parts, alert.by)
     wholes = parts if alert.wholes is None else _group(log, alert.wholes, alert.by)
-    for key, whole in wholes.items():
-        values = [(at, _evaluate(alert, parts.get(key, _add_up([])), whole, at)) for at in times]
+    window, hour = int(alert.window_s / INTERVAL_S), int(HOUR_S / INTERVAL_S)
+    baseline = int(BASELINE_S / INTERVAL_S) if alert.has_baseline else 0
+    before = window + baseline
+    # Ends of all steps that a value depends on. The window of `times[step]` ends with the sum at `step + before`.
+    ends = [times[-1] - INTERVAL_S * step for step in range(len(times) - 1 + before, -1, -1)]
+    for key, points in wholes.items():
+        whole, part = _add_up(points, ends), _add_up(parts.get(key, ()), ends)
+        hours = [end - start for start, end in zip(whole, whole[hour:], strict=False)] if baseline else []
+        known = bisect_left(ends, points[0][0]) - hour  # the first hour that does not end before the first value
+        values: list[tuple[float, float | None]] = []
+        for step, at in enumerate(times):
+            count, value = whole[step + before] - whole[step + baseline], None
+            if not count or count < alert.at_least:
+                pass
+            elif baseline:
+                skipped = max(0, ceil((known - step) / hour)) * hour
+                usual = hours[step + skipped : step + baseline - hour + 1 : hour]
+                if len(usual) >= MIN_BASELINE_HOURS:
+                    value = count / middle if (middle := median(usual)) else inf
+            elif alert.wholes is None:
+                value = count
+            else:
+                value = alert.scale * (part[step + before] - part[step + baseline]) / count
+            values.append((at, value))
         yield from _find_firings(alert, dict(zip(alert.by, key, strict=True)), values)
-
-
-def _evaluate(alert: Alert, part: _Sums, whole: _Sums, at: float) -> float | None:
-    """Return the value of an alert at a time; None if there are too few values."""
-    count = whole.between(at - alert.window_s, at)
-    if not count or count < alert.at_least:
-        return None
-    if alert.has_baseline:
-        usual = _find_median(whole, at - alert.window_s)
-        return None if usual is None else count / usual if usual else inf
-    return count if alert.wholes is None else alert.scale * part.between(at - alert.window_s, at) / count
-
-
-def _find_median(sums: _Sums, end: float) -> float | None:
-    """Return the median of the hours before a time, from the first value on; None if they are too few."""
-    ends = [end - HOUR_S * hour for hour in range(int(BASELINE_S / HOUR_S))]
-    hours = [sums.between(each - HOUR_S, each) for each in ends if each >= sums.times[0]]
-    return median(hours) if len(hours) >= MIN_BASELINE_HOURS else None
 
 
 def _find_firings(

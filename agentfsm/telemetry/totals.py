@@ -268,6 +268,7 @@ def _read_cells(value: object) -> dict[Subject, Cell]:
 
 
 def add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
+    """Add the sums of a cell to those that a subject has."""
     sums = cells.setdefault(of, {})
     for series, fields in cell.items():
         add_fields(sums.setdefault(series, {}), fields)
