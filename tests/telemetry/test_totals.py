@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import inf
 from typing import get_args
 
@@ -14,13 +14,14 @@ from agentfsm.core.errors import AgentError, ConflictError, StoreError
 from agentfsm.ports import Feedback
 from agentfsm.ports.store import Filter
 from agentfsm.serve import administration
-from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry import totals as t
 from agentfsm.telemetry.alerts import LOOKBACK_S, replay_alerts
 from agentfsm.telemetry.costs import COST_GROUPS
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.database_servers import empty_schema
 from tests.support.gateways import named, serving
 from tests.support.recorded_tasks import record_task
 
@@ -211,6 +212,45 @@ async def test_a_process_that_is_killed_neither_loses_nor_doubles(step, no_lease
         if passage.count < stop_at:
             break
     assert stop_at > 60
+
+
+@pytest.fixture(params=("memory", "sqlite", "postgres", "redis"))
+async def each_store(request, tmp_path):
+    """A store of each kind, empty at first."""
+    given = request.getfixturevalue
+    with ExitStack() as stack:
+        if request.param == "postgres":
+            schema = stack.enter_context(empty_schema(given("postgres_desk")))
+            made = PostgresStore(given("shared_postgres"), schema=schema)
+        elif request.param == "redis":
+            made = RedisStore(given("redis_url"), accept_loss="everything")
+        else:
+            made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
+        yield made
+        await made.aclose()
+
+
+@pytest.mark.parametrize(("kills", "step"), [(3, 13), pytest.param(60, 1, marks=pytest.mark.soak)])
+async def test_they_are_those_of_the_journals_after_kills_on_each_store(each_store, no_lease, kills, step):
+    """Of the follower, one process after the other, while runs are executed; a rebuild gives the same."""
+
+    async def die():
+        raise KilledError
+
+    killed, stop_at = 0, step
+    await fill(each_store, 1)
+    while killed < kills:
+        await build(each_store).run("more", user=f"u{killed % 3}", tenant=None if killed % 2 else "acme")
+        passage = Passage(each_store, stop_at, after=killed % 2, act=die)
+        with suppress(KilledError, ExceptionGroup):
+            await t.Totals(passage).catch_up()
+        killed += passage.count >= stop_at
+        stop_at = stop_at + step if passage.count >= stop_at else step
+    await t.Totals(each_store).catch_up()
+    found = await counted(each_store)
+    assert found == await fold(each_store)
+    await t.rebuild_totals(each_store)
+    assert await counted(each_store) == found
 
 
 @pytest.mark.parametrize("step", STEPS)
