@@ -28,7 +28,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import anyio
@@ -246,21 +246,23 @@ def _find_begin(level: Level, at: float) -> int:
 
 def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
     """Return the part of a cell with users that a level has: the end of the key of its record, the subject and sums."""
-    of = subject._replace(at=_find_begin(level, subject.at))
-    if level in MEASURED:
-        of = of._replace(root="", tenant="", user="")
-        kept = {series: fields for series, fields in cell.items() if read_series(series)[0] not in _COST_SERIES}
-        if level != "hour":
-            kept = {series: _join_slots(fields) for series, fields in kept.items()}
-        group = json.dumps(of)
+    at, is_measured = _find_begin(level, subject.at), level in MEASURED
+    if is_measured:
+        of = subject._replace(at=at, root="", tenant="", user="")
+        group: tuple[object, ...] = of
     else:
-        of = of._replace(user="") if level in COSTS else of._replace(release="") if level == "user_month" else of
-        kept = {series: fields for series, fields in cell.items() if read_series(series)[0] in {*_COST_SERIES, EVENTS}}
-        group = json.dumps([of.tenant, of.user])
-    name = sha256(group.encode()).hexdigest()[:24]
+        of = subject._replace(at=at, user="") if level in COSTS else subject._replace(at=at)
+        of = of._replace(release="") if level == "user_month" else of
+        group = (of.tenant, of.user)
+    kept = {
+        series: fields if level == "hour" or not is_measured else _join_slots(fields)
+        for series, fields in cell.items()
+        if (name := read_series(series)[0]) == EVENTS or (name in _COST_SERIES) != is_measured
+    }
+    digest = sha256(json.dumps(group).encode()).hexdigest()[:24]
     if level in USER_COSTS:
-        name = f"{int(name, 16) % _USER_SHARDS[level]:04d}"
-    return f"{level}|{of.at:012d}|{name}", of, kept
+        digest = f"{int(digest, 16) % _USER_SHARDS[level]:04d}"
+    return f"{level}|{at:012d}|{digest}", of, kept
 
 
 def _read_cells(value: object) -> dict[Subject, Cell]:
@@ -557,10 +559,15 @@ class Totals:
             self._state = await self.store.read_record(KIND, f"{self.generation}|state")
         batch = _Batch(number=0) if self._state is None else _Batch.from_json(_as_object(self._state.value))
         parts: dict[str, dict[Subject, Cell]] = {}
-        for subject, cell in batch.cells.items():
-            for level in chain(*_CHAINS):
-                name, of, kept = place_cell(level, subject, cell)
-                add_cell(parts.setdefault(f"{self.generation}|{name}", {}), of, kept)
+        for levels in _CHAINS:
+            cells = batch.cells
+            for level in levels:  # each the sum of the one before
+                sums: dict[Subject, Cell] = {}
+                for subject, cell in cells.items():
+                    name, of, kept = place_cell(level, subject, cell)
+                    add_cell(sums, of, kept)
+                    parts.setdefault(f"{self.generation}|{name}", {})[of] = sums[of]
+                cells = sums
         runs: dict[str, dict[str, int]] = {}
         for key, version in batch.open.items():
             runs.setdefault(_name_shard(self.generation, key), {})[key] = version
@@ -634,7 +641,8 @@ def _join_slots(fields: Mapping[str, int]) -> dict[str, int]:
     """Return sums and numbers of an hour without the steps in it."""
     joined: dict[str, int] = {}
     for name, value in fields.items():
-        add_fields(joined, {name[0] if name[0] in "ns" and name[1:].isdigit() else name: value})
+        joined_name = name[0] if name[0] in "ns" and name[1:].isdigit() else name
+        joined[joined_name] = joined.get(joined_name, 0) + value
     return joined
 
 
