@@ -90,6 +90,9 @@ _SHARDS: Final = 64
 # Records of costs with users in an hour, and in a month: some 4,000 cells fit into each. Fewer are faster to read, and
 # more to write.
 _USER_SHARDS: Final[Mapping[Level, int]] = {"user_hour": 64, "user_month": 1_024}
+# Records of a page of cells.
+_MIN_PAGE: Final = 10
+_MAX_PAGE: Final = 1_000
 # Cells that are kept in memory, and that are written at once.
 _MAX_CACHED: Final = 2_000
 _WRITERS: Final = 50
@@ -176,6 +179,8 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
 
     _cells: deque[tuple[Subject, Cell]] = attrs.field(factory=deque, init=False)
     _after: str = attrs.field(default="", init=False)
+    _limit: int = attrs.field(default=_MIN_PAGE, init=False)
+    """Records of the next page: few at first, for those who want the first cell, or the hours of a day."""
 
     async def __anext__(self) -> tuple[Subject, Cell]:
         while not self._cells:
@@ -183,8 +188,9 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
                 raise StopAsyncIteration
             prefix, since, until = self.spans[0]
             after = self._after or f"{prefix}{max(0, int(since)):012d}|"
-            page = await self.store.list_records(KIND, prefix=prefix, after=after)
-            self._after = page[-1].key if page else ""
+            page = await self.store.list_records(KIND, prefix=prefix, after=after, limit=self._limit)
+            self._after = page[-1].key if len(page) == self._limit else ""
+            self._limit = min(4 * self._limit, _MAX_PAGE)
             for record in page:
                 cells = _read_cells(record.value)
                 if any(subject.at >= until for subject in cells):
@@ -192,7 +198,7 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
                     break
                 self._cells += cells.items()
             if not self._after:
-                self.spans = self.spans[1:]
+                self.spans, self._limit = self.spans[1:], _MIN_PAGE
         return self._cells.popleft()
 
 
