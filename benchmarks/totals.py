@@ -35,7 +35,7 @@ from agentfsm.ports import Store, StoredRun
 from agentfsm.serve import Caller, serve
 from agentfsm.stores import PostgresStore, SQLiteStore
 from agentfsm.telemetry import read_costs
-from agentfsm.telemetry.alerts import LOOKBACK_S, replay_alerts
+from agentfsm.telemetry.alerts import LOOKBACK_S, find_starts, replay_alerts
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.telemetry.totals import (
     COSTS,
@@ -282,7 +282,7 @@ async def measure(place: str, runs: int, folder: Path) -> None:
 
     async def alerts(since: float) -> object:
         await catch_up_totals(store)
-        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False)
+        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=find_starts(since))
         return replay_alerts(log, since, log.find_end(await store.now()))
 
     async def costs(**options: Any) -> object:

@@ -219,6 +219,16 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
 LOOKBACK_S: Final = BASELINE_S + DAY_S
 
 
+def find_starts(since: float, alerts: Iterable[Alert] = tuple(ALERTS.values())) -> dict[str, float]:
+    """Return the metrics that a replay from a time on needs, each with the time from which on."""
+    starts: dict[str, float] = {}
+    for alert in alerts:
+        first = since - alert.window_s - INTERVAL_S - (BASELINE_S if alert.has_baseline else 0)
+        for series in (alert.parts, alert.wholes or alert.parts):
+            starts[series.metric.name] = min(first, starts.get(series.metric.name, first))
+    return starts
+
+
 def set_thresholds(thresholds: Mapping[str, float]) -> tuple[Alert, ...]:
     """Return all alerts, some with a threshold of your own.
 

@@ -295,10 +295,13 @@ async def _read_totals(
         if not fits(of):
             continue
         day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
+        name = _name_row(by, of, "", "", day)
         for series, fields in cell.items():
             labels = read_series(series)
             if labels[0] == USAGE:
-                add_fields(sums.setdefault(_name_row(by, of, labels[1], labels[2], day), {}), fields)
+                if by in {"model", "purpose"}:
+                    name = _name_row(by, of, labels[1], labels[2], day)
+                add_fields(sums.setdefault(name, {}), fields)
             elif labels[0] == LOST:
                 add_fields(reported, {labels[1]: fields["n"]})
     rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in sums.items()}

@@ -250,7 +250,13 @@ class MeasurementLog:
 
 
 async def read_measurements(
-    store: Store, *, since: float = -inf, agent: str | None = None, purpose: str | None = "", with_days: bool = True
+    store: Store,
+    *,
+    since: float = -inf,
+    agent: str | None = None,
+    purpose: str | None = "",
+    with_days: bool = True,
+    only: Mapping[str, float] | None = None,
 ) -> MeasurementLog:
     """Return the measurements of the runs in a store: from its totals if it has them, else from the journals.
 
@@ -259,12 +265,13 @@ async def read_measurements(
         since: Time in seconds since 1970; runs that were over before it are left out.
         agent: Name of the agent; None for all.
         purpose: Purpose of the runs, such as "eval"; by default those of production; None for all.
-        with_days: Whether the sums of totals may be over days, after the first one; else they are over 5 minutes.
+        with_days: Whether the sums of totals may be over days and months; else they are over 5 minutes.
+        only: Metrics that are wanted, each with the time from which on, to read less of the totals; None for all.
     """
     log, where = MeasurementLog(), Filter(agent=agent, purpose=purpose)
     status = await read_status(store)
     if status is not None and status.is_whole:
-        await _read_totals(store, status.generation, since, where, log, with_days=with_days)
+        await _read_totals(store, status.generation, since, where, log, with_days=with_days, only=only)
         async for summary in RunIterator(store, attrs.evolve(where, max_rating=BEST_RATING)):
             with suppress(RunNotFoundError):
                 await _read_feedback(store, await read_header(store, summary.id), log)
@@ -300,7 +307,14 @@ def _measure_wait(stored: StoredRun, log: MeasurementLog) -> None:
 
 
 async def _read_totals(
-    store: Store, generation: str, since: float, where: Filter, log: MeasurementLog, *, with_days: bool
+    store: Store,
+    generation: str,
+    since: float,
+    where: Filter,
+    log: MeasurementLog,
+    *,
+    with_days: bool,
+    only: Mapping[str, float] | None,
 ) -> None:
     """Add the totals of a store to a log: sums of 5 minutes at the middle of these, others at the beginning."""
 
@@ -314,10 +328,10 @@ async def _read_totals(
         if not fits(of):
             continue
         for series, fields in cell.items():
-            name, *labels = read_series(series)
-            if name not in m.METRICS:
+            name = (labels := read_series(series))[0]
+            if name not in m.METRICS or (only is not None and of.at + HOUR_S < only.get(name, inf)):
                 continue
-            key = name, tuple(labels)
+            key = name, labels[1:]
             for field, count in fields.items():
                 if field[0] == "n":
                     at = of.at + (int(field[1:]) + 0.5) * SLOT_S if field[1:] else max(of.at, oldest)

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.stored import StoredRun, StoreRecord
 
-Level: TypeAlias = Literal["hour", "day", "month", "cost_hour", "cost_day", "user_hour", "user_month"]
+Level: TypeAlias = Literal["hour", "day", "month", "cost_hour", "cost_day", "user_hour", "user_month", "user_year"]
 """Cells of totals: measurements without tenants and callers, in hours by steps of 5 minutes; costs without users; and
-costs with users, in months without releases.
+costs with users, in months and years without releases.
 """
 
 Cell: TypeAlias = dict[str, dict[str, int]]
@@ -69,7 +69,7 @@ KIND: Final = "totals"
 # Levels that have the same sums, from the shortest time on.
 MEASURED: Final[tuple[Level, ...]] = ("hour", "day", "month")
 COSTS: Final[tuple[Level, ...]] = ("cost_hour", "cost_day")
-USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_month")
+USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_month", "user_year")
 _CHAINS: Final = (MEASURED, COSTS, USER_COSTS)
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
@@ -87,9 +87,11 @@ ACTIVE_S: Final = 150.0
 _MAX_EVENTS: Final = 2_000
 # Records with the versions of open runs: 20,000 runs fit into each.
 _SHARDS: Final = 64
-# Records of costs with users in an hour, and in a month: some 4,000 cells fit into each. Fewer are faster to read, and
+# Records of costs with users in an hour, month and year: some 4,000 cells fit into each. Fewer are faster to read, and
 # more to write.
-_USER_SHARDS: Final[Mapping[Level, int]] = {"user_hour": 64, "user_month": 1_024}
+_USER_SHARDS: Final[Mapping[Level, int]] = {"user_hour": 64, "user_month": 1_024, "user_year": 1_024}
+# Time after which the next hour, day, month or year has begun, and not the one after it, seconds.
+_LENGTHS: Final = {"hour": HOUR_S, "day": DAY_S, "month": 32 * DAY_S, "year": 366 * DAY_S}
 # Records of a page of cells.
 _MIN_PAGE: Final = 10
 _MAX_PAGE: Final = 1_000
@@ -193,7 +195,7 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
             self._limit = min(4 * self._limit, _MAX_PAGE)
             for record in page:
                 cells = _read_cells(record.value)
-                if any(subject.at >= until for subject in cells):
+                if next(iter(cells)).at >= until:
                     self._after = ""
                     break
                 self._cells += cells.items()
@@ -208,7 +210,7 @@ def iter_cells(store: Store, generation: str, level: Level, since: float = 0.0) 
 
 
 def iter_span(store: Store, generation: str, levels: Sequence[Level], since: float) -> CellIterator:
-    """Return the cells from an hour on, each event once: hours until a day or month begins, and so on.
+    """Return the cells from an hour on, each event once: hours until a day, month or year begins, and so on.
 
     Args:
         store: The store.
@@ -220,7 +222,7 @@ def iter_span(store: Store, generation: str, levels: Sequence[Level], since: flo
     for level, longer in zip_longest(levels, levels[1:]):
         until = math.inf
         if longer is not None and (until := _find_begin(longer, since)) < since:
-            until = _find_begin(longer, until + 32 * DAY_S if longer.endswith("month") else until + DAY_S)
+            until = _find_begin(longer, until + _LENGTHS[longer.rpartition("_")[2]])
         spans.append((f"{generation}|{level}|", since, until))
         since = until
     return CellIterator(store, [each for each in spans if each[1] < each[2]])
@@ -242,12 +244,12 @@ async def find_first(
 
 
 def _find_begin(level: Level, at: float) -> int:
-    """Return the beginning of the hour, day or month of a level that a time is in."""
-    if level.endswith("month"):
-        day = datetime.fromtimestamp(at, UTC)
-        return int(datetime(day.year, day.month, 1, tzinfo=UTC).timestamp())
-    length = DAY_S if level.endswith("day") else HOUR_S
-    return int(at) // length * length
+    """Return the beginning of the hour, day, month or year of a level that a time is in."""
+    name = level.rpartition("_")[2]
+    if name in {"hour", "day"}:
+        return int(at) // _LENGTHS[name] * _LENGTHS[name]
+    day = datetime.fromtimestamp(at, UTC)
+    return int(datetime(day.year, day.month if name == "month" else 1, 1, tzinfo=UTC).timestamp())
 
 
 def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
@@ -258,7 +260,7 @@ def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject
         group: tuple[object, ...] = of
     else:
         of = subject._replace(at=at, user="") if level in COSTS else subject._replace(at=at)
-        of = of._replace(release="") if level == "user_month" else of
+        of = of._replace(release="") if level in USER_COSTS[1:] else of
         group = (of.tenant, of.user)
     kept = {
         series: fields if level == "hour" or not is_measured else _join_slots(fields)

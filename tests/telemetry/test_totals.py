@@ -17,7 +17,7 @@ from agentfsm.serve import administration
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry import totals as t
-from agentfsm.telemetry.alerts import LOOKBACK_S, replay_alerts
+from agentfsm.telemetry.alerts import LOOKBACK_S, find_starts, replay_alerts
 from agentfsm.telemetry.costs import COST_GROUPS
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import ScriptedModel, call, say
@@ -373,7 +373,7 @@ async def test_alerts_fire_as_with_the_journals(store):
     expected = replay_alerts(await read_measurements(store), since, until)
     assert {each.alert for each in expected} >= {"error_rate", "avg_latency_ms", "tool_call_frequency"}
     await t.Totals(store).catch_up()
-    log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False)
+    log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=find_starts(since))
     found = replay_alerts(log, since, until)
     assert [(each.alert, each.since, each.until) for each in found] == [
         (each.alert, each.since, each.until) for each in expected

@@ -14,7 +14,15 @@ from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
-from agentfsm.telemetry.alerts import ALERTS, LOOKBACK_S, Firing, format_rules, replay_alerts, set_thresholds
+from agentfsm.telemetry.alerts import (
+    ALERTS,
+    LOOKBACK_S,
+    Firing,
+    find_starts,
+    format_rules,
+    replay_alerts,
+    set_thresholds,
+)
 from agentfsm.telemetry.metrics_summary import read_measurements
 from agentfsm.telemetry.totals import catch_up_totals
 
@@ -45,7 +53,8 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> tuple[Firing, ...]:
         await catch_up_totals(store)
-        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False)
+        only = find_starts(since, alerts)
+        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=only)
         return replay_alerts(log, since, log.find_end(await store.now()), alerts)
 
     found = run_in_store(store, act)
