@@ -96,7 +96,7 @@ _LENGTHS: Final = {"hour": HOUR_S, "day": DAY_S, "month": 32 * DAY_S, "year": 36
 _MIN_PAGE: Final = 10
 _MAX_PAGE: Final = 1_000
 # Cells that are kept in memory, and that are written at once.
-_MAX_CACHED: Final = 2_000
+_MAX_CACHED: Final = 3_000
 _WRITERS: Final = 50
 EVENTS: Final = "events"
 USAGE: Final = "usage"
