@@ -358,6 +358,17 @@ async def record(store, number, at, **options):
     await store.release(lease).wait()
 
 
+async def test_a_rebuild_adds_up_longer_times_from_hours(store):
+    """A day and a month have the runs that were removed, and those that only the new totals have counted."""
+    await record(store, 1, 1_780_000_000.0)
+    await t.Totals(store).catch_up()
+    assert await store.prune(await store.now() + 1, unread=True) == 1
+    await record(store, 2, 1_780_000_000.0 + 7_200)
+    await t.rebuild_totals(store)
+    for level, cells in (await counted(store)).items():
+        assert sum(cell['["events"]']["n"] for cell in cells.values()) == 4, level
+
+
 async def test_alerts_fire_as_with_the_journals(store):
     """On bursts, slow hours and errors, of which totals keep steps of 5 minutes."""
     until = await store.now() // 3_600 * 3_600
