@@ -163,7 +163,7 @@ def add_up(stored: Sequence[StoredRun], runs: int, now: float, generation: str) 
     @cache
     def measure(template: int, offset: int, agent: int) -> list[tuple[int, list[Cell]]]:
         found, shift = stored[template], offset - 1_700_000_000
-        events = [attrs.evolve(event, at=event.at + shift) for event in found.events]
+        events = tuple([attrs.evolve(event, at=event.at + shift) for event in found.events])
         parts: list[tuple[int, list[Cell]]] = []
         for of, cell in measure_cells(attrs.evolve(found, events=events)).items():
             text = json.dumps(cell).replace(NAMES[1], f"agent{agent:02}").replace(NAMES[4], f"model{agent % 2}")
