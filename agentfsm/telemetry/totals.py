@@ -472,6 +472,8 @@ class Totals:
         if not unread:
             if not batch.is_whole and not any(each.lag for each in await self.store.followers() if each.name == name):
                 await self._decide(attrs.evolve(batch, cells={}, open={}, number=batch.number + 1, is_whole=True))
+            elif batch.cells and batch.position == self._confirmed:  # so that others need not look whether it is in all
+                await self._decide(attrs.evolve(batch, cells={}, open={}))
             return False
         made = _Batch(number=batch.number + 1, is_whole=batch.is_whole, unreadable=batch.unreadable)
         for each in unread:
@@ -767,7 +769,7 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
 async def _write_cells(store: Store, key: str, cells: Mapping[Subject, Cell], found: StoreRecord | None) -> None:
     """Replace the cells of a record, and leave its number."""
     value = {} if found is None else _as_object(found.value)
-    new = value | {"cells": [[list(of), sums] for of, sums in cells.items()]}
+    new: dict[str, Any] = value | {"cells": [[list(of), sums] for of, sums in cells.items()]}
     await store.write_record(KIND, key, new, revision=0 if found is None else found.revision)
 
 
