@@ -325,7 +325,8 @@ class _SpanBuilder:
             **(more or {}),
         }
         name = f"{operation} {model or own}".strip() if is_request else operation
-        start = max(event.at - event.took_s, self.before.updated_at)  # times are rounded to milliseconds
+        # Times are rounded to milliseconds, and the clock of the step before may have been ahead.
+        start = min(max(event.at - event.took_s, self.before.updated_at), event.at)
         return self.build(name, start, attributes, failure, is_client=is_request, events=events)
 
     def _describe_request(self) -> dict[str, object]:
