@@ -102,7 +102,7 @@ async def test_costs_by_everything():
 
 
 def test_the_month_at_the_present_rate():
-    """Costs before the time do not count, and a day is the least that a rate is measured in."""
+    """Costs before the time do not count."""
 
     async def play(store, clock):
         model = Priced(*[say("x", usage=Usage(output_tokens=1_000)) for _ in range(4)])

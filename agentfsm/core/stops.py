@@ -14,6 +14,7 @@ from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.messages import AssistantMessage, Media, Message, Outcome, ToolResult, UserMessage
 from agentfsm.core.run import Run
 from agentfsm.core.run_facts import list_newest_results
+from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.validation import NAME
 from agentfsm.core.value import Value
 
@@ -45,7 +46,7 @@ def find_reached_limit(
     if run.usage.tokens >= limits.tokens:
         return StopReason.TOKEN_BUDGET, format_tokens_used(run.usage.tokens, limits)
     if limits.usd is not None and (run.usage.cost_usd or 0.0) >= limits.usd:
-        return StopReason.COST_BUDGET, format_usd_used(run.usage.cost_usd or 0.0, limits)
+        return StopReason.COST_BUDGET, format_usd_used(run.usage, limits)
     if run.tool_call_count >= limits.tool_calls:
         return StopReason.TOOL_BUDGET, format_calls_used(run.tool_call_count, limits)
     if run.duration_s >= seconds:
@@ -120,9 +121,9 @@ def format_tokens_used(tokens: int, limits: Limits) -> str:
     return f"{tokens:,} of {limits.tokens:,} tokens used; a larger tokens= allows more"
 
 
-def format_usd_used(usd: float, limits: Limits) -> str:
+def format_usd_used(usage: Usage, limits: Limits) -> str:
     """Return the message for an exhausted cost budget."""
-    return f"{usd:.4g} of {limits.usd or 0.0:.4g} US dollars used; a larger usd= allows more"
+    return f"{usage.format_cost()} of {format_usd(limits.usd)} used; a larger usd= allows more"
 
 
 def format_calls_used(calls: int, limits: Limits) -> str:

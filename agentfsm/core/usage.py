@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from math import floor, log10
 from typing import Final
 
 import attrs
@@ -48,6 +49,24 @@ class Purpose(StrEnum):
     """Runs of sub-agents."""
 
 
+def format_usd(usd: float | None, *, estimated: bool = False, unpriced: bool = False) -> str:
+    """Return an amount of US dollars for people: "$1,234.50", "$0.0123", or "unknown price" for None.
+
+    All places that show money use it. Amounts below a dollar have three significant digits, so that none looks like 0.
+
+    Args:
+        usd: The amount, US dollars, 0 or more.
+        estimated: Whether it is an estimate, or that of estimated tokens: "about $0.0123".
+        unpriced: Whether the price of a part of it is unknown: "$0.0123 and unknown prices".
+    """
+    if usd is None or (unpriced and not usd):
+        return "unknown price"
+    digits = f"{usd:.{2 - floor(log10(usd))}f}".rstrip("0") if 0 < usd < 1 else f"{usd:,.2f}"
+    whole, _, cents = digits.partition(".")
+    about = "about " if estimated and usd else ""
+    return f"{about}${whole}.{cents:0<2}{' and unknown prices' if unpriced else ''}"
+
+
 @attrs.frozen(kw_only=True)
 class Usage(Value):
     """Tokens and cost of model requests. Two usages add up with `+`."""
@@ -86,6 +105,11 @@ class Usage(Value):
     def tokens(self) -> int:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
+
+    def format_cost(self) -> str:
+        """Return the cost for people, with what is not known of it: "about $0.31 and unknown prices"."""
+        usd = self.cost_usd if self.tokens else self.cost_usd or 0.0
+        return format_usd(usd, estimated=self.estimated, unpriced=self.unpriced)
 
     def with_price(self, price: Callable[[Usage], float | None]) -> Usage:
         """Return the usage of one reply with its price filled in.

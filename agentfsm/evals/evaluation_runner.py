@@ -23,7 +23,7 @@ from agentfsm.core.errors import AgentError, LimitError, MisuseError, ModelError
 from agentfsm.core.header import short_hash
 from agentfsm.core.limits import StopReason
 from agentfsm.core.run import Run
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.validation import COUNT, POSITIVE, STRING, require_choice, shorten_repr
 from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
@@ -128,8 +128,7 @@ async def evaluate(
     expected = None
     if usd is not None or on_estimate is not None:
         expected = await _estimate(runner, jobs)
-        stated = "an unknown price" if expected is None else f"about {expected:.4f} US dollars"
-        _log.info("%d cases are evaluated, for %s", len(jobs), stated)
+        _log.info("%d cases are evaluated, for %s", len(jobs), format_usd(expected, estimated=True))
         if on_estimate is not None:
             on_estimate(expected)
     purse = None if usd is None else Purse(limit=usd, jobs=len(jobs), expected=expected)
@@ -312,7 +311,7 @@ async def execute_all(
     if purse is not None and len(found) < len(jobs):
         raise LimitError(
             str(StopReason.COST_BUDGET),
-            f"{len(found)} of {len(jobs)} cases cost {purse.spent:.4f} US dollars, and more would exceed "
+            f"{len(found)} of {len(jobs)} cases cost {format_usd(purse.spent)}, and more would exceed "
             f"usd={purse.limit:g}; they are kept: evaluate with a higher usd to go on",
         )
     return [found[index] for index in range(len(jobs))]
@@ -384,6 +383,7 @@ class _Runner:
             turns=sum(run.turn for run in graded.runs),
             tokens=sum(cost.usage.tokens for cost in costs),
             usd=add_usd(cost.usd for cost in costs),
+            estimated=any(cost.usage.estimated for cost in costs),
             user_usd=add_usd(graded.agent.cost(run).usd for run in users),
             seconds=sum(cost.duration_s for cost in costs),
             calls=tuple([call.name for run in graded.runs for call in run.calls]),

@@ -16,6 +16,7 @@ import attrs
 
 from agentfsm._lib.shared_files import append_line, open_log
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.usage import format_usd
 from agentfsm.core.validation import is_number, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.evals.comparison import WORSE_BY, Comparison, Conclusion, compare
@@ -62,8 +63,8 @@ class GateReport(Value):
     def __str__(self) -> str:
         if self.decision is not GateDecision.UNDECIDED:
             return f"gate: {self.decision}"
-        cost = "at an unknown price" if self.missing_usd is None else f"for about {self.missing_usd:.2f} US dollars"
-        return f"gate: {self.decision}; {self.missing} more cases would decide, {cost}"
+        cost = format_usd(self.missing_usd, estimated=True)
+        return f"gate: {self.decision}; {self.missing} more cases would decide ({cost})"
 
 
 def gate(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from agentfsm.core.text_safety import strip_unsafe
+from agentfsm.core.usage import format_usd
 from agentfsm.evals.comparison import MIN_CASES
 from agentfsm.evals.results import PASSED, CaseResult, Evaluation
 from agentfsm.evals.scorers import MAX_REASON_CHARS, Grade
@@ -84,8 +85,8 @@ def render_html(evaluation: Evaluation, decided: GateReport | None = None, histo
         _table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
     ]
     costs = (("runs", evaluation.usd), ("simulated users", evaluation.user_usd), ("judges", evaluation.judge_usd))
-    shown = [(name, "unknown price" if usd is None else f"{usd:.4f}") for name, usd in costs if usd != 0]
-    parts += ["<h2>Costs</h2>", _table(("of", "US dollars"), shown)] if shown else []
+    shown = [(name, format_usd(usd, estimated=evaluation.estimated)) for name, usd in costs if usd != 0]
+    parts += ["<h2>Costs</h2>", _table(("of", "cost"), shown)] if shown else []
     tags = sorted({tag for each in evaluation.results for tag in each.tags})
     if tags:
         rows = [(escape(tag), *_number_cells(evaluation.mean(tag=tag))) for tag in tags]

@@ -56,6 +56,9 @@ class CaseResult(Value):
     usd: float | None = None
     """US dollars; None if a price is unknown."""
 
+    estimated: bool = False
+    """Whether tokens of the run were estimated, because the provider did not report them, and with them `usd`."""
+
     user_usd: float | None = 0.0
     """US dollars of the simulated user, 0 without one; None if a price is unknown."""
 
@@ -127,6 +130,11 @@ class Evaluation(Value):
     def usd(self) -> float | None:
         """US dollars of the runs, without simulated users and judges; None if a price is unknown."""
         return add_usd(each.usd for each in self.results)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `usd` is in part that of estimated tokens."""
+        return any(each.estimated for each in self.results)
 
     @property
     def user_usd(self) -> float | None:

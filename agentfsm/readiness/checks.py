@@ -20,7 +20,7 @@ from agentfsm.context import Summarise, TrimResults
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.labels import Label
 from agentfsm.core.sensitive_text import DataKind
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.value import Value
 from agentfsm.flow import Flow
 from agentfsm.guards.exit_rules import ExitFilter
@@ -325,14 +325,14 @@ def _check_price(subject: Subject) -> CheckFinding:
         return CheckFinding(
             _FAIL, f"the price of {model.name} is unknown", "pip install 'agentfsm[prices]', or prices="
         )
-    return CheckFinding(_PASS, f"{model.name}: {cost:.2f} USD for a million tokens in and a million out")
+    return CheckFinding(_PASS, f"{model.name}: {format_usd(cost)} for a million tokens in and a million out")
 
 
 def _check_run_cost(subject: Subject) -> CheckFinding:
     usd = subject.agent.limits.usd
     if usd is None:
         return CheckFinding(_FAIL, "a run may cost any amount", "limits=Limits(usd=...)")
-    return CheckFinding(_PASS, f"{usd:g} USD for each run")
+    return CheckFinding(_PASS, f"{format_usd(usd)} for each run")
 
 
 def _check_spend(subject: Subject) -> CheckFinding:

@@ -68,7 +68,10 @@ class ArmResults(Value):
     """Interval that contains the real share of failures with a confidence of 95 %; None without runs."""
 
     usd: float | None
-    """Mean cost of a run in US dollars; None if no price is known."""
+    """Mean cost in US dollars of the runs with a known price; None if there are none."""
+
+    unpriced: int
+    """Number of ended runs without a known price, which `usd` leaves out."""
 
     seconds: float | None
     """Mean time of a run in seconds, without waits for people; None without runs."""
@@ -222,6 +225,7 @@ def _summarise(
         failed=failed,
         failure_interval=wilson_interval(failed, len(outcomes)) if outcomes else None,
         usd=fmean(prices) if prices else None,
+        unpriced=len(outcomes) - len(prices),
         seconds=fmean(each.seconds for each in outcomes) if outcomes else None,
         rating=fmean(ratings) if ratings else None,
         ratings=len(ratings),

@@ -130,19 +130,30 @@ class CostReport(Value):
 
     @property
     def days(self) -> float:
-        """Length of the time in days, 1 or more: less says too little about a day."""
-        return max((self.until - self.since) / DAY_S, 1.0)
+        """Length of the time in days."""
+        return (self.until - self.since) / DAY_S
 
     @property
-    def usd_per_day(self) -> float:
-        """US dollars in a day, at the rate of this time."""
-        return self.usd / self.days
+    def usd_per_day(self) -> float | None:
+        """US dollars in a day, at the rate of this time; None if `forecast_gap` says why there is no rate."""
+        return None if self.forecast_gap else self.usd / self.days
 
-    def forecast_month(self, tz: str = "UTC") -> tuple[int, float]:
-        """Return the days of the current month, and the US dollars in it at the rate of this time."""
+    @property
+    def forecast_gap(self) -> str:
+        """Why nothing can be forecast from these costs; empty if they have a rate."""
+        if not self.is_whole:
+            return "only the newest runs were read"
+        if self.total.unpriced:
+            return "the price of some tokens is unknown"
+        if self.days < 1:
+            return "the costs are of less than a day"
+        return ""
+
+    def forecast_month(self, tz: str = "UTC") -> tuple[int, float | None]:
+        """Return the days of the current month, and the US dollars in it at the rate of this time; None without one."""
         today = datetime.fromtimestamp(self.until, load_zone(tz))
         days = monthrange(today.year, today.month)[1]
-        return days, self.usd_per_day * days
+        return days, None if self.usd_per_day is None else self.usd_per_day * days
 
 
 @attrs.frozen(kw_only=True)
@@ -404,9 +415,10 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
         "pruned_before": report.pruned_before,
         "lost_tokens": report.lost_tokens,
         "lost_as_reported": dict(report.lost_as_reported),
-        "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd}
-        if report.is_whole
-        else None,
+        "forecast": None
+        if report.forecast_gap
+        else {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd},
+        "forecast_gap": report.forecast_gap,
         "windows": [
             attrs.asdict(each) | {"name": each.window.describe(), "resets": each.window.format_end()}
             for each in windows
@@ -422,6 +434,7 @@ def _count_tokens(usage: Usage) -> dict[str, Any]:
         "cache_write_1h_tokens": usage.cache_write_1h_tokens,
         "output_tokens": usage.output_tokens,
         "unpriced": usage.unpriced,
+        "estimated": usage.estimated,
     }
 
 

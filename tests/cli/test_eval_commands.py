@@ -67,7 +67,7 @@ def test_a_suite_is_run(here):
     assert len(here.json("runs", "--store", "e.db", "--purpose", "eval")["runs"]) == 3
     here(*words, "--against", "result.json", code=5)
     assert "usage" not in here.err
-    assert "estimate: 3 runs of cases, the price is unknown" in here.err
+    assert "estimate: 3 runs of cases, unknown price" in here.err
 
 
 def test_a_case_is_made_of_a_run(here):
@@ -92,7 +92,7 @@ def test_a_gate_has_three_answers(here, results, name, code, word):
     """As words and as exit codes; each is appended to the history."""
     words = ("eval", "gate", f"{name}.json", "--against", "base.json", "--history", "history.jsonl")
     out = here(*words, code=code)
-    more = "; 38 more cases would decide, at an unknown price" if code == 5 else ""
+    more = "; 38 more cases would decide (unknown price)" if code == 5 else ""
     assert out.splitlines()[-1] == f"gate: {word}{more}"
     assert here.json(*words, code=code)["missing"] == (38 if more else 0)
     here("eval", "gate", f"{name}.json", "--against", "nowhere.json", code=2)

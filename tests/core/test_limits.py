@@ -120,7 +120,7 @@ def test_limits_that_are_near(changes, near):
         ({"turn": 7}, StopReason.MAX_TURNS, "7 of 5 turns"),
         ({"usage": Usage(input_tokens=900, output_tokens=134)}, StopReason.TOKEN_BUDGET, "1,034 of 1,000 tokens"),
         ({"usage": Usage(input_tokens=1_000)}, StopReason.TOKEN_BUDGET, "1,000 of 1,000 tokens"),
-        ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "0.5 of 0.5 US dollars"),
+        ({"usage": Usage(cost_usd=0.5)}, StopReason.COST_BUDGET, "$0.50 of $0.50 used"),
         ({"tool_call_count": 7}, StopReason.TOOL_BUDGET, "7 of 7 tool calls"),
         ({"duration_s": 60.0}, StopReason.TIMEOUT, "60.0 of 60.0 seconds"),
         ({"duration_s": 61.25}, StopReason.TIMEOUT, "61.2 of 60.0 seconds"),

@@ -155,7 +155,7 @@ async def test_cost_budget(store):
     lines = [say("", call("look", at=str(n)), usage=Usage(input_tokens=90_000, output_tokens=10_000)) for n in range(9)]
     agent = Agent(Priced(*lines), tools=[look], limits=Limits(usd=0.25, tokens=10_000_000), store=store)
     run = await agent.run("look around")
-    ended(run, StopReason.COST_BUDGET, "0.2 of 0.25 US dollars")
+    ended(run, StopReason.COST_BUDGET, "$0.20 of $0.25 used")
     assert run.usage.cost_usd == pytest.approx(0.2)  # the first has shown that the third would be too dear
     assert run.turn == 2
 

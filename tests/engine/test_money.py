@@ -93,7 +93,7 @@ async def test_a_sum_with_an_unknown_part_is_unknown(store):
     run = await agent.run("look")
     assert (run.output, run.usage.cost_usd, run.usage.unpriced) == ("done", 7.5, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("local",))
-    assert '7.5000 US dollars, no price for model "local"' in format_run(run)
+    assert '$7.50 and unknown prices, no price for model "local"' in format_run(run)
 
 
 async def test_a_price_that_became_known_later_counts(store):
@@ -199,3 +199,21 @@ def test_costs_add_up_or_are_unknown():
     assert known + unknown == unknown + known == Usage(input_tokens=2, cost_usd=0.5, unpriced=True)
     assert not (known + known).unpriced
     assert attrs.fields(AgentCost).unpriced.default == ()
+
+
+@pytest.mark.parametrize(
+    ("usage", "text"),
+    [
+        (Usage(), "$0.00"),
+        (Usage(cost_usd=0.000_021), "$0.000021"),
+        (Usage(cost_usd=0.999_99), "$1.00"),
+        (Usage(cost_usd=1_234.5), "$1,234.50"),
+        (Usage(cost_usd=0.1, estimated=True), "about $0.10"),
+        (Usage(cost_usd=0.1, estimated=True, unpriced=True), "about $0.10 and unknown prices"),
+        (Usage(cost_usd=0.0, unpriced=True), "unknown price"),
+        (Usage(input_tokens=1, unpriced=True), "unknown price"),
+    ],
+)
+def test_a_cost_says_what_is_not_known_of_it(usage, text):
+    """No amount looks like 0 or like a whole one that is not."""
+    assert usage.format_cost() == text

@@ -96,8 +96,8 @@ async def test_all_runs_of_a_window_share_its_limit(store):
     assert window["spent_usd"] == pytest.approx(1.05)  # the request over the limit is counted
     refused = await other.run("4")
     assert refused.stop_reason is StopReason.COST_BUDGET
-    assert "1.05 of 1 US dollars spent for the agent agent on 20" in refused.stop_message
-    assert " (UTC); the next one may cost 0.1; the limit resets at 20" in refused.stop_message
+    assert "$1.05 of $1.00 spent for the agent agent on 20" in refused.stop_message
+    assert " (UTC); the next one may cost $0.10; the limit resets at 20" in refused.stop_message
     window = await read_window(store)
     assert (window["requests"], window["refused"], window["reserved"]) == (3, 1, {})
 
@@ -215,7 +215,7 @@ async def test_calls_of_tools_count(store):
     results = results_of(run.messages)
     assert [each.outcome for each in results] == [Outcome.DONE, Outcome.DONE, Outcome.SKIPPED, Outcome.DONE]
     assert results[2].error_type is ErrorType.BUDGET
-    assert "0.8 reserved" in results[2].content or "0.8 of 1" in results[2].content
+    assert "$0.80 reserved" in results[2].content or "$0.80 of $1.00" in results[2].content
     window = await read_window(store)
     assert made == ["look_up"] * 2
     assert window["spent_usd"] == pytest.approx(run.usage.cost_usd) == pytest.approx(0.87)

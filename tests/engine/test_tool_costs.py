@@ -75,7 +75,7 @@ async def test_a_call_beyond_the_money_is_not_made(store):
     run = await agent.run("go")
     refused, done = results_of(run.messages)
     assert (refused.outcome, refused.error_type, refused.usage) == (Outcome.SKIPPED, ErrorType.BUDGET, None)
-    assert "costs 1.5 US dollars, and 1 are left" in refused.content
+    assert "costs $1.50, and $1.00 are left" in refused.content
     assert (done.outcome, made, run.usage.cost_usd) == (Outcome.DONE, [1], 0.5)
 
 

@@ -73,7 +73,7 @@ def test_what_a_decision_would_cost(make_evaluation):
     paid = attrs.evolve(found, results=tuple(attrs.evolve(each, usd=0.02, user_usd=0.01) for each in found.results))
     asked = gate(paid, found)
     assert (asked.missing, asked.missing_usd) == (38, pytest.approx(38 * 5 * 0.03))
-    assert str(asked) == "gate: undecided; 38 more cases would decide, for about 5.70 US dollars"
+    assert str(asked) == "gate: undecided; 38 more cases would decide (about $5.70)"
     assert gate(found, found).missing_usd is None
 
 

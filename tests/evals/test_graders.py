@@ -159,7 +159,7 @@ async def test_the_cost_of_an_evaluation(tmp_path):
     agent = Agent(FunctionModel(think), store=SQLiteStore(tmp_path / "evals.db"))
     case = Case(turns=["Hi.", SimulatedUser("talk", model=user, max_turns=2)])
     options = {"runs": 10, "scorers": [*SCORERS, judge], "parallel": 3}
-    with pytest.raises(LimitError, match=r"4 of 10 cases cost 0\.6400 US dollars, and more would exceed usd=0\.7"):
+    with pytest.raises(LimitError, match=r"4 of 10 cases cost \$0\.64, and more would exceed usd=0\.7"):
         await evaluate(agent, [case], usd=0.7, **options)
     assert len(asked) == 4 * 3
     found = await evaluate(agent, [case], usd=1.7, **options)

@@ -153,7 +153,7 @@ async def test_a_store_without_runs_has_no_numbers():
     assert replay_alerts(log, float("-inf"), now) == ()
     report = await read_costs(store)
     assert (report.rows, report.runs, report.is_whole, report.since) == ((), 0, True, report.until)
-    assert report.forecast_month()[1] == 0
+    assert (report.forecast_month()[1], report.forecast_gap) == (None, "the costs are of less than a day")
 
 
 async def test_the_commands_over_an_empty_store(tmp_path, capsys):

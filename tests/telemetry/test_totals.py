@@ -463,7 +463,7 @@ async def test_costs_over_http(store, monkeypatch):
                 True,
                 pytest.approx(expected.usd),
             )
-            assert found["forecast"]["usd_per_day"] == pytest.approx(expected.usd)
+            assert (found["forecast"], found["forecast_gap"]) == (None, "the costs are of less than a day")
 
 
 async def test_evaluations_are_kept_apart(store):

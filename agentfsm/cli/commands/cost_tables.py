@@ -13,6 +13,7 @@ from agentfsm.cli.render.formatting import count_columns, fit_columns, format_co
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.usage import format_usd
 from agentfsm.ports.store import Filter
 from agentfsm.telemetry.costs import (
     CostEstimate,
@@ -55,9 +56,15 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(line)
     for line in () if not report.is_from_totals else _list_gaps(report):
         terminal.out(line)
-    days, usd = report.forecast_month(args.tz)
-    rate = f"{_format_usd(report.usd)} / {report.days:.1f} days = {_format_usd(report.usd_per_day)} a day"
-    terminal.out(f"\nthis month at this rate: {rate}; {days} days cost {_format_usd(usd)}")
+    if report.forecast_gap:
+        terminal.out(f"\nthis month: no forecast, since {report.forecast_gap}")
+    else:
+        days, usd = report.forecast_month(args.tz)
+        total, rate, month = [
+            format_usd(each, estimated=report.total.estimated) for each in (report.usd, report.usd_per_day, usd)
+        ]
+        rate = f"{total} / {report.days:.1f} days = {rate} a day"
+        terminal.out(f"\nthis month at this rate: {rate}; {days} days cost {month}")
     for line in _list_windows(windows):
         terminal.out(line)
     for line in () if found is None else _list_estimate(found):
@@ -68,24 +75,23 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def _list_rows(report: CostReport) -> Iterator[str]:
     """Yield the table of costs, with a bar for each row."""
     runs = format_count(report.runs, "run")
-    yield f"{format_time(report.since)} to {format_time(report.until)}: {_format_usd(report.usd)} in {runs}"
+    yield f"{format_time(report.since)} to {format_time(report.until)}: {report.total.format_cost()} in {runs}"
     if not report.rows:
         return
     shown = report.rows[-MAX_ROWS:] if report.by == "day" else report.rows[:MAX_ROWS]
-    names = [fit_columns(row.name, _NAME_COLUMNS) for row in shown]
+    names, costs = [fit_columns(row.name, _NAME_COLUMNS) for row in shown], [row.usage.format_cost() for row in shown]
     width, most = max(len(report.by), *map(count_columns, names)), max(row.usd for row in shown)
-    heads = f"{'cost':>10}  {'share':>6}  {'runs':>7}  {'input':>13}  {'cached':>6}  {'output':>11}"
+    cost_width = max(10, *map(len, costs))
+    heads = f"{'cost':>{cost_width}}  {'share':>6}  {'runs':>7}  {'input':>13}  {'cached':>6}  {'output':>11}"
     yield f"\n{report.by.ljust(width)}  {heads}"
-    for name, row in zip(names, shown, strict=True):
-        share = row.usd / report.usd if report.usd else 0.0
+    for name, cost, row in zip(names, costs, shown, strict=True):
+        share = "" if report.total.unpriced else f"{row.usd / report.usd if report.usd else 0.0:.1%}"
         usage = row.usage
         cached = usage.cached_tokens / usage.input_tokens if usage.input_tokens else 0.0
         tokens = f"{usage.input_tokens:>13,}  {cached:>6.0%}  {usage.output_tokens:>11,}"
-        flaw = " and tokens without a known price" if usage.unpriced else ""
         bar = "█" * round(_BAR_COLUMNS * row.usd / most) if most else ""
         space = " " * (width - count_columns(name))
-        cost = f"{_format_usd(row.usd):>10}  {share:>6.1%}"
-        yield f"{name}{space}  {cost}  {row.runs:>7,}  {tokens}  {bar}{flaw}".rstrip()
+        yield f"{name}{space}  {cost:>{cost_width}}  {share:>6}  {row.runs:>7,}  {tokens}  {bar}".rstrip()
     if more := len(report.rows) - len(shown):
         yield f"and {format_count(more, 'more row')}; --json has all"
     if report.lost_tokens:
@@ -109,11 +115,11 @@ def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:
     yield "\nspending limits"
     for each in windows[:MAX_ROWS]:
         lowest = each.limits_usd[0] if each.limits_usd else 0.0
-        text = f"{_format_usd(each.spent_usd)} of {' or '.join(map(_format_usd, each.limits_usd))} spent"
+        text = f"{format_usd(each.spent_usd)} of {' or '.join(map(format_usd, each.limits_usd))} spent"
         if lowest:
             text += f" ({each.spent_usd / lowest:.0%})"
         if each.reserved_usd:
-            text += f", {_format_usd(each.reserved_usd)} reserved"
+            text += f", {format_usd(each.reserved_usd)} reserved"
         if each.refused:
             text += f", {format_count(each.refused, 'request')} refused"
         yield f"  {each.window.describe()}: {text}; resets {each.window.format_end()}"
@@ -125,13 +131,8 @@ def _list_estimate(found: CostEstimate) -> Iterator[str]:
     """Yield the estimate of a run, with its arithmetic."""
     n, fixed, added = found.turns, round(found.fixed_tokens), round(found.added_tokens)
     source = f"measured in {format_count(found.sampled_runs, 'run')}" if found.sampled_runs else "assumed"
-    usd = "unknown, because the price of the model is" if found.usd is None else _format_usd(found.usd)
-    yield f"\na run of {format_count(n, 'turn')}: {usd}"
+    yield f"\na run of {format_count(n, 'turn')}: {format_usd(found.usd, estimated=True)}"
     formula = f"N*S + T*N*(N+1)/2 = {n} * {fixed:,} + {added:,} * {n * (n + 1) // 2:,}"
     yield f"  input   {formula} = {found.input_tokens:,} tokens"
     yield f"  output  {n} * {round(found.reply_tokens):,} = {found.output_tokens:,} tokens"
     yield f"  S = {fixed:,}, instructions and tools, counted; T = {added:,} a turn and the replies, {source}"
-
-
-def _format_usd(usd: float) -> str:
-    return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.4f}"

@@ -20,6 +20,7 @@ from agentfsm.cli.resolve.agent_target import is_target, load_target
 from agentfsm.cli.resolve.run_lookup import resolve_agent_or_rollout, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.usage import format_usd
 from agentfsm.evals import (
     SCORERS,
     Evaluation,
@@ -69,9 +70,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.err(f"{done:>{len(str(whole))}}/{whole} {result.case} run {result.repeat} {word}{why}"[:300])
 
     def state(usd: float | None) -> None:
-        limit = "" if args.usd is None else f", at most ${args.usd:g}"
-        about = "the price is unknown" if usd is None else f"about ${usd:.4f}"
-        terminal.err(f"estimate: {whole} runs of cases, {about}{limit}")
+        limit = "" if args.usd is None else f", at most {format_usd(args.usd)}"
+        terminal.err(f"estimate: {whole} runs of cases, {format_usd(usd, estimated=True)}{limit}")
 
     async def execute() -> Evaluation:
         async with AsyncExitStack() as opened:
@@ -138,7 +138,7 @@ def _format_evaluation(found: Evaluation) -> Iterator[str]:
     yield f"  tokens     {sum(each.tokens for each in found.results):7,}"
     for name, usd in (("cost", found.usd), ("users", found.user_usd), ("judges", found.judge_usd)):
         if usd != 0:
-            yield f"  {name:<10} {'unknown price' if usd is None else f'${usd:.4f}'}"
+            yield f"  {name:<10} {format_usd(usd, estimated=found.estimated)}"
     for each in found.results:
         for finding in each.findings:
             yield f"  {each.case} run {each.repeat}: {finding}"
@@ -245,8 +245,7 @@ def grade(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return ExitCode.DONE
     about = "" if mean is None else f", mean {mean:.1%}"
     about += "" if interval is None else f" (95 %: {interval[0]:.1%} to {interval[1]:.1%})"
-    usd = "unknown price" if found.judge_usd is None else f"${found.judge_usd:.4f}"
-    terminal.out(f"{format_count(len(found.results), 'run')} graded{about}, {usd}")
+    terminal.out(f"{format_count(len(found.results), 'run')} graded{about}, {format_usd(found.judge_usd)}")
     return ExitCode.DONE
 
 

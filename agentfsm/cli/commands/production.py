@@ -16,6 +16,7 @@ from agentfsm.cli.resolve.run_lookup import resolve_agent
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
+from agentfsm.core.usage import format_usd
 from agentfsm.readiness import ReadinessReport, examine_readiness, load_waivers, measure_load
 from agentfsm.readiness.report_formats import (
     format_lines,
@@ -93,10 +94,9 @@ def measure(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if terminal.json:
         terminal.document(attrs.asdict(report))
     else:
-        cost = "" if report.usd is None else f", ${report.usd:.4f}"
         terminal.out(f"{report.agent}, {report.model}: {report.runs} runs, {report.concurrency} at a time")
         terminal.out(f"  P50 {report.p50_s:.3f} s, P95 {report.p95_s:.3f} s, P99 {report.p99_s:.3f} s")
-        terminal.out(f"  {report.runs / report.seconds:.1f} runs/s, {report.tokens:,} tokens{cost}")
+        terminal.out(f"  {report.runs / report.seconds:.1f} runs/s, {report.tokens:,} tokens, {format_usd(report.usd)}")
         terminal.out(f"  {report.failed} failed: {', '.join(f'{n} {why}' for why, n in report.stop_reasons.items())}")
     return ExitCode.FAILED if report.failed else ExitCode.DONE
 

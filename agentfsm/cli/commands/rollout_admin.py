@@ -17,6 +17,7 @@ from agentfsm.cli.resolve.run_lookup import attach_rollout_store, run_in_store
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
+from agentfsm.core.usage import format_usd
 from agentfsm.releases import Release, Rollout, RolloutChange, RolloutControl
 from agentfsm.releases.arm_results import read_results
 from agentfsm.releases.release import RELEASES, load_release
@@ -202,7 +203,7 @@ def _format_arms(arms: Iterable[ArmResults]) -> list[str]:
             f"{each.stalled:,}",
             f"{each.runs:,}",
             _format_failures(each),
-            "-" if each.usd is None else f"${each.usd:.4f}",
+            format_usd(each.usd, unpriced=each.unpriced > 0) if each.runs else "-",
             "-" if each.seconds is None else f"{each.seconds:.1f} s",
             "-" if each.rating is None else f"{each.rating:.2f} of {each.ratings:,}",
         )

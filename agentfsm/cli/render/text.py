@@ -317,7 +317,8 @@ def format_used(run: Run) -> str:
 
 def _format_usage(usage: Usage, unpriced: Sequence[str]) -> str:
     estimated = ", estimated" if usage.estimated else ""
-    cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} US dollars"
+    is_named = bool(unpriced) and not usage.cost_usd  # the models without a price say it
+    cost = f", {usage.format_cost()}" if (usage.tokens or usage.cost_usd) and not is_named else ""
     models = " and ".join(f'"{model}"' for model in unpriced)
     missing = one_line(f", no price for model {models}", NOTE_CHARS) if unpriced else ""
     cached = f", {format_count(usage.cached_replies, 'hit')} of the reply cache" if usage.cached_replies else ""

@@ -342,12 +342,10 @@ class ChatSession:
 
     def _show_cost(self) -> None:
         cost = self._run(self.agent.session_cost, self.session)
-        dollars = f"price of {' and '.join(cost.unpriced) or 'the model'} unknown"
-        if cost.usd is not None:
-            dollars = f"{cost.usd:.4f} US dollars"
         self.view.show_note(
             f"{format_count(len(cost.runs), 'message')}, {cost.usage.tokens:,} tokens "
-            f"({cost.usage.input_tokens:,} in, {cost.usage.output_tokens:,} out), {dollars}"
+            f"({cost.usage.input_tokens:,} in, {cost.usage.output_tokens:,} out), {cost.usage.format_cost()}"
+            f"{f', no price for {models}' if (models := ' and '.join(cost.unpriced)) else ''}"
         )
 
     def _cancel(self) -> None:

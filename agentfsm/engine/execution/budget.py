@@ -28,7 +28,7 @@ from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Purpose, Usage, format_usd
 from agentfsm.engine.execution.spend_windows import find_affordable_tokens
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ class Budget:
         if usage.tokens + request_tokens >= self.limits.tokens or self.limits.usd is None:
             message = f"{format_tokens_used(usage.tokens, self.limits)}: {rest}, about {request_tokens:,} tokens"
             return LimitError(StopReason.TOKEN_BUDGET, message)
-        return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
+        return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage, self.limits)}: {rest}")
 
     def settle(self, held: Reservation | None, usage: Usage, purpose: Purpose | None = None) -> None:
         """Replace the reservation of a request by its actual cost, and wake the requests that wait for room.
@@ -404,7 +404,7 @@ class Budget:
         """Return the text for the model about a call that costs more than is left."""
         left = max(0.0, min(budget._remaining_usd() for budget in (self, *self.ancestors)))  # noqa: SLF001  one of its kind
         return (
-            f"not run: a call of {name} costs {usd:.4g} US dollars, and {left:.4g} are left for this run. "
+            f"not run: a call of {name} costs {format_usd(usd)}, and {format_usd(left)} are left for this run. "
             "Use a cheaper way, or answer with what you have and say what is missing."
         )
 

@@ -14,6 +14,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, LimitError
 from agentfsm.core.limits import Spend, SpendWindow, StopReason
+from agentfsm.core.usage import Usage, format_usd
 from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.execution.spend_windows import (
     AddAmount,
@@ -29,7 +30,6 @@ from agentfsm.streaming.stream import BudgetWarning
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header
-    from agentfsm.core.usage import Usage
 
 # Seconds between two looks at a window without room: the shortest wait, which doubles up to the longest.
 _FIRST_WAIT_S: Final = 0.05
@@ -278,7 +278,7 @@ def _find_cost(usage: Usage | None) -> float | None:
 def _format_refusal(window: SpendWindow, change: ReserveAmount) -> str:
     record: WindowRecord = change.record
     reserved = record.reserved_usd
-    text = f"{record.spent_usd:.4g} of {change.limit_usd:.4g} US dollars spent for {window.describe()}"
+    text = f"{format_usd(record.spent_usd)} of {format_usd(change.limit_usd)} spent for {window.describe()}"
     if reserved:
-        text += f", {reserved:.4g} reserved for requests in progress"
-    return f"{text}; the next one may cost {change.usd:.4g}; the limit resets at {window.format_end()}"
+        text += f", {format_usd(reserved)} reserved for requests in progress"
+    return f"{text}; the next one may cost {format_usd(change.usd)}; the limit resets at {window.format_end()}"

@@ -9,10 +9,17 @@ export function compact(value) {
   return value < 10_000 ? count(value) : new Intl.NumberFormat(locale(), { notation: "compact", maximumFractionDigits: 1 }).format(value);
 }
 
-export function money(usd) {
-  if (usd === null || usd === undefined) return "–";
-  return `$${usd.toFixed(usd >= 1 ? 2 : usd >= 0.01 ? 3 : 5)}`;
+/** An amount of US dollars, as `format_usd` of the package writes it: what is estimated or has no price is said. */
+export function money(usd, { estimated = false, unpriced = false } = {}) {
+  if (usd === null || usd === undefined || (unpriced && !usd)) return t("unknown price");
+  const [whole, cents] = (usd > 0 && usd < 1 ? usd.toFixed(2 - Math.floor(Math.log10(usd))).replace(/0+$/, "") : usd.toFixed(2)).split(".");
+  const amount = `$${whole.replace(/\B(?=(\d{3})+$)/g, ",")}.${cents.padEnd(2, "0")}`;
+  const text = estimated && usd ? t("about {usd}", { usd: amount }) : amount;
+  return unpriced ? t("{usd} and unknown prices", { usd: text }) : text;
 }
+
+/** The cost of a usage; a dash if it has no tokens and no cost. */
+export const costOf = (usage) => (usage.cost_usd || usage.input_tokens || usage.output_tokens ? money(usage.cost_usd, usage) : "–");
 
 export function duration(seconds) {
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;

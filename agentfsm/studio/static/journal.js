@@ -226,11 +226,11 @@ function closeCalls(view, at) {
 
 // Usage.
 
-export const emptyUsage = () => Object.fromEntries([...USAGE.map((name) => [name, 0]), ["hasCost", false], ["count", 0]]);
+export const emptyUsage = () => Object.fromEntries([...USAGE.map((name) => [name, 0]), ["cost_usd", null], ["estimated", false], ["unpriced", false], ["count", 0]]);
 
 function addTo(total, usage) {
-  for (const name of USAGE) total[name] += usage[name] ?? 0;
-  if (usage.cost_usd !== undefined && usage.cost_usd !== null) total.hasCost = true;
+  for (const name of USAGE) if (usage[name] !== undefined && usage[name] !== null) total[name] = (total[name] ?? 0) + usage[name];
+  for (const mark of ["estimated", "unpriced"]) total[mark] ||= usage[mark] === true;
   total.count += 1;
 }
 

@@ -76,7 +76,7 @@ export const ZH = {
   "Costs": "费用", "Rows": "行", "Time": "时间", "by agent": "按智能体", "by model": "按模型", "by purpose": "按用途", "by user": "按用户", "by day": "按天", "by tenant": "按租户",
   "group agent": "智能体", "group model": "模型", "group purpose": "用途", "group user": "用户", "group day": "日期", "group tenant": "租户",
   "the last {n} days": "最近 {n} 天", "all": "全部", "No costs": "没有费用", "No run of this time has used a model or a tool that costs money.": "这段时间内没有运行使用过收费的模型或工具。",
-  "This month": "本月", "{usd} in {days} days = {rate} a day; {n} days at this rate: {month}": "{days} 天内 {usd} = 每天 {rate}；按此速度 {n} 天：{month}", "and unknown prices": "另有未知价格",
+  "This month": "本月", "{usd} in {days} days = {rate} a day; {n} days at this rate: {month}": "{days} 天内 {usd} = 每天 {rate}；按此速度 {n} 天：{month}", "unknown price": "价格未知", "about {usd}": "约 {usd}", "{usd} and unknown prices": "{usd}，另有未知价格", "No forecast: {why}": "无法预测：{why}", "only the newest runs were read": "仅读取了最新的运行", "the price of some tokens is unknown": "部分词元价格未知", "the costs are of less than a day": "费用数据不足一天",
   "Spending limits": "支出限额", "Window": "时段", "Spent": "已花费", "Reserved": "已预留", "Limit": "限额", "Refused": "已拒绝", "Resets": "重置时间", "Compared": "对比", "Share": "占比",
   "Roll-outs": "发布", "No roll-outs": "没有发布", "`agentfsm rollout start` begins one.": "`agentfsm rollout start` 可以开始一个。", "experiment": "实验", "Targets": "定向", "Rolls back if": "回退条件",
   "Log": "日志", "{action} by {by}, {at}: {weights}. {reason}": "{action}，{by}，{at}：{weights}。{reason}", "Arm": "分组", "Arms": "分组", "Release": "版本", "Weight": "权重", "Open": "未结束", "Ended": "已结束", "Failed": "失败",

@@ -50,13 +50,13 @@ export const costs = {
 function draw(found) {
   const { total, forecast } = found;
   const rate = forecast && t("{usd} in {days} days = {rate} a day; {n} days at this rate: {month}", {
-    usd: money(total.usd), days: forecast.days.toFixed(1), rate: money(forecast.usd_per_day), n: forecast.month_days, month: money(forecast.month_usd),
+    usd: money(total.usd, total), days: forecast.days.toFixed(1), rate: money(forecast.usd_per_day, total), n: forecast.month_days, month: money(forecast.month_usd, total),
   });
   return [
     found.rows.length
       ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft", "data-partial": "" }, t("only the newest runs: the totals of the store are not complete")), found.uncounted > 0 && h("p", { class: "soft", "data-uncounted": "" }, t("{n} runs changed since they were counted", { n: count(found.uncounted) })), found.pruned_before > found.since && h("p", { class: "soft", "data-pruned": "" }, t("runs from before {at} were removed; their costs are in the totals only", { at: date(found.pruned_before) })), found.lost_tokens > 0 && h("p", { class: "soft", "data-lost": "" }, t("{n} tokens of input were read anew that the provider had had in its prompt cache", { n: count(found.lost_tokens) }), Object.entries(found.lost_as_reported).map(([reason, tokens]) => ` · ${reason} ${count(tokens)}`)))
       : empty(t("No costs"), t("No run of this time has used a model or a tool that costs money.")),
-    found.rows.length > 0 && forecast && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
+    found.rows.length > 0 && card(t("This month"), h("p", { "data-forecast": "" }, rate || t("No forecast: {why}", { why: t(found.forecast_gap) }))),
     found.windows.length > 0 && card(t("Spending limits"), drawWindows(found.windows)),
   ];
 }
@@ -66,7 +66,7 @@ function drawRows(found) {
   const heads = [t(`group ${found.by}`), [t("Cost")], t("Compared"), [t("Runs")], [t("Input")], [t("Cached")], [t("Output")]];
   const row = (name, each, isTotal) => h("tr", { "data-row": name, class: isTotal ? "total" : "" },
     h("th", { scope: "row" }, name),
-    h("td", { class: "number" }, money(each.usd), each.unpriced && h("small", {}, ` ${t("and unknown prices")}`)),
+    h("td", { class: "number" }, money(each.usd, each)),
     h("td", {}, !isTotal && bar(each.usd / most)),
     h("td", { class: "number" }, count(each.runs)),
     h("td", { class: "number" }, compact(each.input_tokens)),
@@ -85,7 +85,7 @@ function drawWindows(windows) {
       h("td", { class: "number" }, money(each.spent_usd)),
       h("td", {}, bar(share, share >= 1 ? "stopped" : "")),
       h("td", { class: "number" }, money(each.reserved_usd)),
-      h("td", { class: "number" }, each.limits_usd.map(money).join(", ")),
+      h("td", { class: "number" }, each.limits_usd.map((usd) => money(usd)).join(", ")),
       h("td", { class: "number" }, count(each.refused)),
       h("td", {}, date(each.window.ends_at)));
   }));

@@ -4,7 +4,7 @@ import { continueCard, standstillKey } from "../continue.js";
 import { decisionCards, itemKey } from "../decide.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
-import { clock, compact, count, date, duration, money } from "../format.js";
+import { clock, compact, costOf, count, date, duration, money } from "../format.js";
 import { t } from "../i18n.js";
 import { tokensOf } from "../journal.js";
 import { drawMachine } from "../machine.js";
@@ -132,7 +132,7 @@ function drawFacts(model, parts) {
   fill(parts.facts, facts([
     [t("turns"), count(view.turns.length), of(limits.turns)],
     [t("tokens"), count(tokensOf(view.usage)), of(limits.tokens && compact(limits.tokens))],
-    [t("cost"), view.usage.hasCost ? money(view.usage.cost_usd) : "–", of(limits.usd && money(limits.usd))],
+    [t("cost"), costOf(view.usage), of(limits.usd && money(limits.usd))],
     [t("active"), duration(view.seconds), of(limits.seconds && duration(limits.seconds))],
     [t("waiting"), waited > 0.5 ? duration(waited) : "–"],
     [t("version"), `v${view.version}`, model.isLive ? null : of(model.journal.version)],

@@ -1,7 +1,7 @@
 // The list of runs, live, with search and filters.
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
-import { compact, count, money } from "../format.js";
+import { compact, costOf, count } from "../format.js";
 import { t } from "../i18n.js";
 import { chip, empty, failure, runLink, table, time } from "../parts.js";
 
@@ -112,7 +112,7 @@ function drawRow(row) {
     h("td", {}, row.user ?? ""),
     h("td", { class: "number" }, row.turn),
     h("td", { class: "number" }, compact(row.tokens)),
-    h("td", { class: "number" }, known ? money(known.usage.cost_usd) : ""),
+    h("td", { class: "number" }, known ? costOf(known.usage) : ""),
     h("td", { class: "nowrap" }, time(row.updated_at)));
 }
 

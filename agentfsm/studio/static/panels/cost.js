@@ -1,6 +1,6 @@
 // Cost by purpose, and by turn.
 import { fill, h, s } from "../dom.js";
-import { count, money } from "../format.js";
+import { costOf, count } from "../format.js";
 import { t } from "../i18n.js";
 import { tokensOf } from "../journal.js";
 import { bar, table } from "../parts.js";
@@ -21,7 +21,7 @@ export const cost = {
         h("td", { class: "number" }, count(usage.input_tokens)),
         h("td", { class: "number" }, count(usage.cached_tokens)),
         h("td", { class: "number" }, count(usage.output_tokens)),
-        h("td", { class: "number" }, usage.hasCost ? money(usage.cost_usd) : "–"),
+        h("td", { class: "number" }, costOf(usage)),
         h("td", {}, bar(tokensOf(usage) / total)));
       const heads = [t("Purpose"), [t("Input")], [t("Cached")], [t("Output")], [t("Cost")], t("Share of tokens")];
       const rows = [...view.purposes].map(([name, usage]) => row(name, usage));
