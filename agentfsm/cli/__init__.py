@@ -12,6 +12,7 @@
     agentfsm schedule add | list | show | next | pause | resume | remove | backfill
     agentfsm rollout start | weights | target | status | back | kill | log | watch
     agentfsm release list | show | diff
+    agentfsm drill rollback | restore
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm eval run | compare | gate | grade | from-run | report | calibrate
     agentfsm keys add | list | remove

@@ -83,6 +83,9 @@ JUDGE_VOTES: Final = 3
 WORSE_BY: Final = 0.05
 LOGIN_TIMEOUT_S: Final = 300.0
 
+_AUTHOR_HELP: Final = "its author (default: you)"
+_EVIDENCE_HELP: Final = "folder of recorded results (default: %(default)s)"
+
 
 class _CommandParser(argparse.ArgumentParser):
     """A parser that reports errors in the format of the other commands, followed by the usage, without passwords."""
@@ -131,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rollout(add)
     _add_release(add)
     _add_load(add)
+    _add_drill(add)
     _add_serve(add)
     _add_keys(add)
     _add_webhooks(add)
@@ -320,9 +324,7 @@ def _add_inspect(add: AddParser) -> None:
     doctor.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
     live = doctor.add_argument_group("before going live")
     live.add_argument("--production", action="store_true", help="check whether the agent is ready for production")
-    live.add_argument(
-        "--evidence", metavar="FOLDER", default="evidence", help="folder of recorded results (default: %(default)s)"
-    )
+    live.add_argument("--evidence", metavar="FOLDER", default="evidence", help=_EVIDENCE_HELP)
     live.add_argument("--waivers", metavar="FILE", help="TOML file with accepted failures: check, by, until, reason")
     live.add_argument("--no-probes", action="store_true", help="do not run the agent with a scripted model")
     live.add_argument("--write", metavar="FILE", help="also write the report as a page in Markdown")
@@ -345,7 +347,32 @@ def _add_load(add: AddParser) -> None:
         default=8,
         help="runs at a time (default: %(default)s)",
     )
+    load.add_argument(
+        "--runs-per-day", metavar="N", type=parse_count, help="runs expected in production, for a forecast of the costs"
+    )
     load.add_argument("--out", metavar="FILE", help="write the result as JSON, as evidence for doctor --production")
+
+
+def _add_drill(add: AddParser) -> None:
+    sub = _add_group(add, "drill", "practise a roll-back or a restore on a copy, and record it for doctor --production")
+    rollback = _add_command(
+        sub, "production:drill_a_rollback", name="rollback", text="roll back a copy of a roll-out, and measure it"
+    )
+    rollback.add_argument("name", metavar="NAME", help="name of the roll-out")
+    restore = _add_command(
+        sub,
+        "production:drill_a_restore",
+        name="restore",
+        text="open a backup of the store, and read its journals",
+    )
+    restore.add_argument("backup", metavar="FILE|URL", help="a file of SQLite, or a store that has the backup")
+    restore.add_argument(
+        "--run", metavar="COMMAND", default="", help="command that restores the backup into the URL, such as pg_restore"
+    )
+    restore.add_argument("--seals", metavar="FILE", help="compare the journals with these seals of `audit --seal`")
+    for each in (rollback, restore):
+        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help=_AUTHOR_HELP)
+        each.add_argument("--evidence", metavar="FOLDER", default="evidence", help=_EVIDENCE_HELP)
 
 
 def _add_export(add: AddParser) -> None:
@@ -1182,7 +1209,7 @@ def _add_rollout(add: AddParser) -> None:
         each.add_argument("name", metavar="NAME", help="name of the roll-out")
     for each in (begins, changes, aims, backs, kills):
         each.add_argument("--reason", metavar="TEXT", required=True, help="the reason, for the log")
-        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help="its author (default: you)")
+        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help=_AUTHOR_HELP)
 
 
 def _add_release(add: AddParser) -> None:

@@ -166,8 +166,8 @@ class ExitFilter(CallGuard, Value):
     # Texts
 
     def filters_texts(self) -> bool:
-        """Return True: texts are decided on."""
-        return True
+        """Return whether there is anything that must not leave by texts."""
+        return bool(self.kinds or self.secrets or self.canary or self.allow_hosts is not None)
 
     def for_sub_agent(self, header: Header) -> ExitFilter:
         """Return the rule with the mark of the calling run, whose instructions may leak, and its user's prompt."""

@@ -8,6 +8,7 @@ from agentfsm.readiness.check_result import (
     Waiver,
     load_waivers,
 )
+from agentfsm.readiness.drills import drill_restore, drill_rollback
 from agentfsm.readiness.evidence import DrillReport, LoadReport
 from agentfsm.readiness.examination import examine_readiness
 from agentfsm.readiness.load_test import measure_load
@@ -20,6 +21,8 @@ __all__ = [
     "LoadReport",
     "ReadinessReport",
     "Waiver",
+    "drill_restore",
+    "drill_rollback",
     "examine_readiness",
     "load_waivers",
     "measure_load",

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
 from agentfsm.context import Summarise, TrimResults
@@ -27,6 +29,7 @@ from agentfsm.guards.exit_rules import ExitFilter
 from agentfsm.guards.reach import explain_idle_guards, find_labels, iter_rules, may_stop
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.tiered import Tiered
+from agentfsm.ports.store import Filter
 from agentfsm.readiness.check_result import CheckFinding, CheckSource, CheckStatus
 from agentfsm.readiness.evidence import (
     EVAL_FILE,
@@ -38,9 +41,14 @@ from agentfsm.readiness.evidence import (
     LoadReport,
 )
 from agentfsm.readiness.probes import iter_models
+from agentfsm.releases import RolloutChange
+from agentfsm.releases.rollout_log import ROLLOUTS
 from agentfsm.sandbox import find_isolation
 from agentfsm.stores.memory import MemoryStore
+from agentfsm.streaming.log import is_logged
 from agentfsm.streaming.watch import RunTracer
+from agentfsm.telemetry.costs import read_costs
+from agentfsm.telemetry.measurements import COST, RUN_DURATION, RUNS
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -54,6 +62,12 @@ MIN_QUALITY: Final = 0.8
 ROLLBACK_S: Final = 300.0
 # Days for which a drill counts.
 DRILL_DAYS: Final = 90
+# Runs of a load test from which the 99th percentile can be read.
+MIN_LOAD_RUNS: Final = 100
+# Seconds for which a follower may have left a run unread: longer, and its process is gone.
+MAX_LAG_S: Final = 3_600.0
+# Seconds for promtool to check a file.
+PROMTOOL_S: Final = 30.0
 # Tokens that no run needs without a reason: five times the default.
 MAX_TOKENS: Final = 1_000_000
 # Number of measures against costs of which an agent has at least two (document H, 8).
@@ -207,6 +221,8 @@ def _check_latency(subject: Subject) -> CheckFinding:
     if isinstance(report, CheckFinding):
         return report
     times = f"P50 {report.p50_s:.2f} s, P95 {report.p95_s:.2f} s, P99 {report.p99_s:.2f} s"
+    if report.runs < MIN_LOAD_RUNS:
+        return CheckFinding(_FAIL, f"{times} over only {report.runs} runs", f"--runs {MIN_LOAD_RUNS}, for a P99")
     return CheckFinding(_PASS, f"{times} over {report.runs} runs, {report.at}")
 
 
@@ -233,9 +249,18 @@ def _check_tokens(subject: Subject) -> CheckFinding:
 
 def _check_input(subject: Subject) -> CheckFinding:
     rules = list(iter_rules(subject.agent.guards))
-    guarded = [each for each in rules if each.fences([Label.UNTRUSTED]) or hasattr(each, "screens")]
-    decides = [each for each in rules if any(each.concerns(tool.traits) for tool in subject.agent.tools)]
-    if not guarded and not decides:
+    trusted = frozenset(Label) - {Label.UNTRUSTED}
+    knowing = [
+        each
+        for each in rules
+        if each.fences([Label.UNTRUSTED])
+        or getattr(each, "screens", ())
+        or any(
+            may_stop(each, tool.traits, Label) and not may_stop(each, tool.traits, trusted)
+            for tool in subject.agent.tools
+        )
+    ]
+    if not knowing:
         return CheckFinding(_FAIL, "no guard reads or marks untrusted text", "guards=[Guard.default()]")
     if idle := explain_idle_guards(subject.agent.guards, subject.agent.tools):
         return CheckFinding(
@@ -250,7 +275,7 @@ def _check_output(subject: Subject) -> CheckFinding:
     agent = subject.agent
     ways = [
         *(["guards filter the answers"] if any(each.filters_texts() for each in agent.guards) else []),
-        *([f"answers are {agent.output_type}"] if agent.output_type is not None else []),
+        *([f"answers are {agent.output_type}"] if agent.output_type not in (None, str) else []),
         *(["validators check the answers"] if agent.output_validators else []),
     ]
     if ways:
@@ -337,9 +362,31 @@ def _check_run_cost(subject: Subject) -> CheckFinding:
 
 def _check_spend(subject: Subject) -> CheckFinding:
     limits = [each for each in subject.agent.spend if not each.purpose]  # others are not about production
-    if not limits:
-        return CheckFinding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
-    return CheckFinding(_PASS, "; ".join(map(str, limits)))
+    days = [each for each in limits if each.per == "day" and each.scope == "agent"]
+    if not days:
+        others = f": {'; '.join(map(str, limits))} bounds none" if limits else ""
+        return CheckFinding(_FAIL, f"a day may cost any amount{others}", 'spend=[Spend(per="day", usd=...)]')
+    return CheckFinding(_PASS, f"{format_usd(min(each.usd for each in days))} a day")
+
+
+async def _check_forecast(subject: Subject) -> CheckFinding:
+    """Return the costs of a day and of a month: those of the store if it has a day of them, else of the load test."""
+    agent, load = subject.agent, subject.evidence.read_load()
+    costs = await read_costs(agent.store, where=Filter(agent=agent.name))
+    if costs.usd_per_day is not None:
+        day, basis = costs.usd_per_day, f"{costs.days:.1f} days of the store, {costs.runs:,} runs"
+    elif load is None or load.usd is None or load.runs_per_day is None or load.fingerprint != subject.fingerprint:
+        why = f"the store has none, since {costs.forecast_gap}, and {LOAD_FILE} has no cost for this version and number"
+        return CheckFinding(_UNKNOWN if load is None else _FAIL, why, f"{_RUN_LOAD} --runs-per-day N")
+    else:
+        day = load.usd / load.runs * load.runs_per_day
+        basis = f"{load.runs_per_day:,} runs a day, each as the mean of {load.runs:,} in {LOAD_FILE}"
+    limits = [each.usd for each in agent.spend if each.per == "day" and each.scope == "agent" and not each.purpose]
+    detail = f"{format_usd(day, estimated=True)} a day, {format_usd(30 * day, estimated=True)} in 30 days: {basis}"
+    if limits and day > min(limits):
+        limit = f"more than the limit of {format_usd(min(limits))} a day"
+        return CheckFinding(_FAIL, f"{detail}: {limit}", "a higher Spend, or a cheaper agent")
+    return CheckFinding(_PASS, detail)
 
 
 def _check_cost_measures(subject: Subject) -> CheckFinding:
@@ -366,28 +413,55 @@ def _check_cost_measures(subject: Subject) -> CheckFinding:
 async def _check_traces(subject: Subject) -> CheckFinding:
     if any(isinstance(each.watcher, RunTracer) for each in subject.agent.watch):
         return CheckFinding(_PASS, "runs are traced live")
-    if OTLP_FOLLOWER in await _list_followers(subject):
-        return CheckFinding(_PASS, "a follower exports the traces")
-    return CheckFinding(_FAIL, "no run is traced", "watch=[Telemetry()], or agentfsm export otlp --follow")
+    remedy = "watch=[Telemetry()], or agentfsm export otlp --follow"
+    return await _judge_follower(subject, OTLP_FOLLOWER, "exports the traces", remedy)
 
 
 async def _check_metrics(subject: Subject) -> CheckFinding:
-    followers = await _list_followers(subject)
-    if METRICS_FOLLOWER in followers:
-        return CheckFinding(_PASS, "a follower counts the runs of the store")
-    return CheckFinding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, and read its /metrics")
+    remedy = "agentfsm serve, and read its /metrics"
+    return await _judge_follower(subject, METRICS_FOLLOWER, "counts the runs of the store", remedy)
 
 
-async def _list_followers(subject: Subject) -> set[str]:
-    return {each.name for each in await subject.agent.store.followers()}
+async def _judge_follower(subject: Subject, name: str, does: str, remedy: str) -> CheckFinding:
+    """Return whether the store has a follower that works: its position stays when its process has ended."""
+    store = subject.agent.store
+    found = next((each for each in await store.followers() if each.name == name), None)
+    if found is None:
+        return CheckFinding(_FAIL, f"nothing {does}", remedy)
+    if found.waiting_since is not None and await store.now() - found.waiting_since > MAX_LAG_S:
+        since = datetime.fromtimestamp(found.waiting_since, UTC).isoformat(timespec="seconds")
+        return CheckFinding(_FAIL, f"the follower {name!r} has read nothing since {since}: {found.lag:,} runs", remedy)
+    return CheckFinding(_PASS, f"a follower {does}")
 
 
-def _check_alerts(subject: Subject) -> CheckFinding:
+async def _check_alerts(subject: Subject) -> CheckFinding:
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
+
+    write = "agentfsm alerts rules > alerts.yml, and load it"
     for path in _iter_yaml_files(subject.project):
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""  # not a link to nowhere
-        if "agentfsm_" in text and "alert:" in text:
-            return CheckFinding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
-    return CheckFinding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
+        if "agentfsm_" not in text or "alert:" not in text:
+            continue
+        name = path.relative_to(subject.project)
+        try:
+            document = yaml.safe_load(text)
+            rules = [rule for group in document.get("spec", document)["groups"] for rule in group["rules"]]
+            alerts = [str(rule["expr"]) for rule in rules if "alert" in rule]
+        except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            return CheckFinding(_FAIL, f"{name} is not a file of rules: {type(error).__name__}: {error}"[:300], write)
+        topics = {"errors": RUNS.name, "latency": RUN_DURATION.name, "costs": COST.name}
+        if missing := [topic for topic, metric in topics.items() if not any(metric in each for each in alerts)]:
+            return CheckFinding(_FAIL, f"no alert in {name} is about {' or '.join(missing)}", write)
+        promtool = shutil.which("promtool")
+        if promtool is None or "spec" in document:  # an object of Kubernetes, which the operator checks
+            return CheckFinding(_PASS, f"{len(alerts)} alerts in {name}, not checked with promtool")
+        with anyio.fail_after(PROMTOOL_S):
+            checked = await anyio.run_process([promtool, "check", "rules", str(path)], check=False)
+        if checked.returncode:
+            said = (checked.stderr or checked.stdout).decode(errors="replace")
+            return CheckFinding(_FAIL, f"promtool refuses {name}: {' '.join(said.split())}"[:300], "mend what it names")
+        return CheckFinding(_PASS, f"{len(alerts)} alerts in {name}, checked with promtool")
+    return CheckFinding(_FAIL, "no file of the project has alerts", write)
 
 
 def _iter_yaml_files(project: Path) -> Iterator[Path]:
@@ -400,8 +474,8 @@ def _iter_yaml_files(project: Path) -> Iterator[Path]:
 
 
 def _check_logs(subject: Subject) -> CheckFinding:  # noqa: ARG001  the package's own logs
-    if not logging.getLogger("agentfsm").isEnabledFor(logging.WARNING):
-        return CheckFinding(_FAIL, "the logger agentfsm is silent", 'logging.getLogger("agentfsm").setLevel("WARNING")')
+    if not is_logged(logging.WARNING):
+        return CheckFinding(_FAIL, "nothing reads the logger agentfsm", "logging.basicConfig(level=logging.INFO)")
     return CheckFinding(_PASS, "each record of agentfsm has the run's id, and its trace's if it is traced")
 
 
@@ -422,12 +496,33 @@ def _check_prompts(subject: Subject) -> CheckFinding:
     return CheckFinding(_PASS, ", ".join(f"{name} {version}" for name, version in prompts.items()))
 
 
+async def _check_rollout(subject: Subject) -> CheckFinding:
+    agent = subject.agent
+    remedy = "agentfsm rollout start module:rollout old=95 new=5 --back-if 'failures 5%' --reason TEXT"
+    newest: dict[str, RolloutChange] = {}
+    after = ""
+    while page := await agent.store.list_records(ROLLOUTS, after=after):
+        newest |= {each.key.rpartition("/")[0]: RolloutChange.from_dict(each.value) for each in page}
+        after = page[-1].key
+    own = {name: each for name, each in newest.items() if each.plan.agent == agent.name and not each.is_killed}
+    if not own:
+        return CheckFinding(_FAIL, "the store has no roll-out of the agent in progress", remedy)
+    for name, change in own.items():
+        if agent.version not in change.plan.releases.values() or len(change.plan.releases) < 2:
+            continue
+        if not change.plan.rules:
+            return CheckFinding(_FAIL, f"roll-out {name!r} has no rule by which it is rolled back", remedy)
+        weights = ", ".join(f"{arm} {weight:g} %" for arm, weight in change.plan.weights.items())
+        return CheckFinding(_PASS, f"{name}: {weights}; back if {'; '.join(map(str, change.plan.rules))}")
+    return CheckFinding(_FAIL, f"{', '.join(own)}: no other release beside {agent.version or 'this one'}", remedy)
+
+
 def _check_rollback(subject: Subject) -> CheckFinding:
     drill = subject.evidence.read_drill(ROLLBACK_FILE)
     if drill is None:
-        return CheckFinding(
-            _UNKNOWN, f"there is no {ROLLBACK_FILE}", "practise a roll-back, and record it: docs/production.md"
-        )
+        return CheckFinding(_UNKNOWN, f"there is no {ROLLBACK_FILE}", "agentfsm drill rollback ROLL-OUT")
+    if (drill.kind, drill.subject) != ("rollback", subject.agent.name):
+        return CheckFinding(_FAIL, f"that is a {drill.kind} of {drill.subject}", "agentfsm drill rollback ROLL-OUT")
     if drill.seconds > ROLLBACK_S:
         return CheckFinding(_FAIL, _describe_drill(drill), f"at most {ROLLBACK_S:.0f} s")
     return _judge_drill(subject, drill)
@@ -443,13 +538,14 @@ def _judge_drill(subject: Subject, drill: DrillReport) -> CheckFinding:
 
 
 def _describe_drill(drill: DrillReport) -> str:
-    return f"{drill.seconds:g} s, {drill.at}, by {drill.by}"
+    return f"{drill.seconds:g} s, {drill.at}, by {drill.by}: {drill.note}".removesuffix(": ")
 
 
 def _check_ci(subject: Subject) -> CheckFinding:
     files = [path for pattern in _CI_FILES for path in sorted(subject.project.glob(pattern)) if path.is_file()]
     for path in files:
-        if "eval run" in path.read_text(encoding="utf-8", errors="replace"):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if any("eval run" in line.partition("#")[0] for line in lines):
             return CheckFinding(_PASS, f"{path.relative_to(subject.project)} runs agentfsm eval")
     return CheckFinding(_FAIL, "no file of CI runs agentfsm eval", "run and gate the suite in CI: agentfsm eval gate")
 
@@ -473,9 +569,9 @@ async def _check_store(subject: Subject) -> CheckFinding:
 def _check_restore(subject: Subject) -> CheckFinding:
     drill = subject.evidence.read_drill(RESTORE_FILE)
     if drill is None:
-        return CheckFinding(
-            _UNKNOWN, f"there is no {RESTORE_FILE}", "restore a backup of the store, and record it there"
-        )
+        return CheckFinding(_UNKNOWN, f"there is no {RESTORE_FILE}", "agentfsm drill restore BACKUP")
+    if drill.kind != "restore":
+        return CheckFinding(_FAIL, f"that is a {drill.kind} of {drill.subject}", "agentfsm drill restore BACKUP")
     return _judge_drill(subject, drill)
 
 
@@ -503,6 +599,7 @@ CHECKS: Final = (
     Check("prices", "cost", "the price of the model is known", _AGENT, _check_price),
     Check("run-cost", "cost", "a run has a limit of costs", _AGENT, _check_run_cost),
     Check("daily-cost", "cost", "a day has a limit of costs", _AGENT, _check_spend),
+    Check("cost-forecast", "cost", "the costs of a day and a month are forecast", _EVIDENCE, _check_forecast),
     Check("cost-measures", "cost", "costs are kept low", _AGENT, _check_cost_measures),
     Check("traces", "observability", "runs are traced", _AGENT, _check_traces),
     Check("metrics", "observability", "runs are counted", _STORE, _check_metrics),
@@ -510,6 +607,7 @@ CHECKS: Final = (
     Check("logs", "observability", "logs name the run", _AGENT, _check_logs),
     Check("version", "release", "the agent has a version", _AGENT, _check_version),
     Check("prompt-versions", "release", "prompts have versions", _AGENT, _check_prompts),
+    Check("rollout", "release", "a roll-out can begin with few users", _STORE, _check_rollout),
     Check("rollback-drill", "release", "a roll-back was practised", _EVIDENCE, _check_rollback),
     Check("evals-in-ci", "release", "CI evaluates each change", _PROJECT, _check_ci),
     Check("store", "release", "runs survive a crash", _STORE, _check_store),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, NOT_NEGATIVE, STRING
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, NOT_NEGATIVE, STRING, require_choice
 from agentfsm.core.value import Value
 from agentfsm.evals.results import Evaluation
 
@@ -66,6 +66,9 @@ class LoadReport(Value):
     usd: float | None = None
     """Cost of all runs in US dollars; None if a price is unknown, or a run raised an error."""
 
+    runs_per_day: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Runs that are expected in a day of production, for a forecast of the costs; None if not given."""
+
     stop_reasons: dict[str, int] = attrs.field(factory=dict)
     """Number of runs by the reason of their end: a stop reason, "waiting", or "raised" with the type of the error."""
 
@@ -76,19 +79,34 @@ class LoadReport(Value):
 
 @attrs.frozen(kw_only=True)
 class DrillReport(Value):
-    """A practised procedure: a roll-back of a release, or a restore of the store from a backup."""
+    """A practised procedure, as `agentfsm drill` writes it."""
+
+    kind: Literal["rollback", "restore"] = attrs.field(validator=require_choice("rollback", "restore"))
+    """Procedure: a roll-back of a release, or a restore of the store from a backup."""
+
+    subject: str = attrs.field(validator=STRING)
+    """Name of the agent whose release was rolled back; else name of the file, or kind of the store, of the backup."""
 
     at: str = attrs.field(validator=STRING)
     """Time of the end, ISO 8601."""
 
     seconds: float = attrs.field(validator=NOT_NEGATIVE)
-    """Seconds from the decision until all new runs were begun with the old release, or the data was back."""
+    """Seconds from the decision until all new runs were begun with the old release, or all journals were read."""
 
     by: str = attrs.field(validator=NAME)
     """Person or program that did it."""
 
+    checked: int = attrs.field(validator=COUNT)
+    """Number of users whose release was checked, or of runs whose journals were read."""
+
     note: str = ""
-    """Description of the procedure."""
+    """Facts of the drill, for people."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the report as JSON into the folder of the evidence, and return its path."""
+        path = Path(folder) / {"rollback": ROLLBACK_FILE, "restore": RESTORE_FILE}[self.kind]
+        write_evidence(path, attrs.asdict(self))
+        return path
 
     def find_age_days(self, on: date) -> int:
         """Return the number of days from the drill to a day.

@@ -28,6 +28,7 @@ async def measure_load(
     runs: int,
     concurrency: int,
     deps: Any = None,
+    runs_per_day: int | None = None,
     on_run: Callable[[Run[Any]], None] | None = None,
 ) -> LoadReport:
     """Execute runs of an agent, and measure their times. They are real runs: they cost money, and have effects.
@@ -38,6 +39,7 @@ async def measure_load(
         runs: Number of runs, 1 or more.
         concurrency: Number of runs at a time, 1 or more.
         deps: Dependencies of each run.
+        runs_per_day: Runs that are expected in a day of production, for a forecast of the costs.
         on_run: Called with each run, for progress.
 
     Raises:
@@ -96,6 +98,7 @@ async def measure_load(
         p99_s=p99,
         tokens=sum(each.usage.tokens for each in ended),
         usd=sum(known) if len(known) == runs else None,
+        runs_per_day=runs_per_day,
         stop_reasons=dict(reasons),
     )
 

@@ -51,7 +51,7 @@ def _load_structlog() -> Any:
     return structlog.wrap_logger(LOGGER, processors=[arguments], wrapper_class=structlog.stdlib.BoundLogger)
 
 
-def _is_enabled(level: int) -> bool:
+def is_logged(level: int) -> bool:
     """Return whether a handler of the application receives lines of this level.
 
     Ignores the handler of this module.
@@ -67,13 +67,13 @@ def _write_notice(text: str) -> None:
 
     It takes `logging.lastResort`, as the stdlib does for a logger without handlers.
     """
-    if LOGGER.isEnabledFor(logging.WARNING) and not _is_enabled(logging.WARNING) and logging.lastResort is not None:
+    if LOGGER.isEnabledFor(logging.WARNING) and not is_logged(logging.WARNING) and logging.lastResort is not None:
         logging.lastResort.handle(LOGGER.makeRecord(LOGGER.name, logging.WARNING, "", 0, text, (), None))
 
 
 def preload() -> None:
     """Import structlog if every turn will be logged. A later import would block the event loop."""
-    if _is_enabled(logging.INFO):
+    if is_logged(logging.INFO):
         _load_structlog()
 
 
@@ -90,7 +90,7 @@ class RunLogger(Value):
     trace_id: str = ""
     """Id of the trace that the run belongs to, logged as `trace_id`; empty if it is not traced."""
 
-    is_info_enabled: bool = attrs.field(init=False, factory=lambda: _is_enabled(logging.INFO))
+    is_info_enabled: bool = attrs.field(init=False, factory=lambda: is_logged(logging.INFO))
     """Whether turns and calls are logged; checked once, before their facts are collected."""
 
     def debug(self, event: str, **facts: object) -> None:
@@ -120,7 +120,7 @@ class RunLogger(Value):
         self._write(logging.ERROR, event, facts)
 
     def _write(self, level: int, event: str, facts: dict[str, object]) -> None:
-        if _is_enabled(level):
+        if is_logged(level):
             traced = {"trace_id": self.trace_id} if self.trace_id else {}
             _load_structlog().log(level, event, run=self.run_id, agent=self.agent, **traced, **facts)
 

@@ -13,6 +13,7 @@ from agentfsm.guards import Guard, exit_filter
 from agentfsm.models import Fallback
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.prompts import Prompts, contains
+from agentfsm.releases import Rollout
 from agentfsm.telemetry import Telemetry
 
 ORDERS = {number: ("sent", "paid", "open")[number % 3] for number in range(1, 101)}
@@ -58,13 +59,15 @@ agent = Agent(
     name="support",
     version="1.0.0",
     tools=[find_order, refund],
-    instructions=Prompts(Path(__file__).parent / "prompts")["support"],
+    instructions=Prompts(Path(__file__).parent / "prompts")["support", "1.0.0"],
     guards=[Guard.default(), Guard(exit_filter(requested=()))],
     limits=Limits(usd=0.10, turns=10, tokens=20_000),
     spend=[Spend(per="day", usd=20)],
     context=Context((TrimResults(), Summarise(), SlidingWindow())),
     watch=[Telemetry()],
 )
+
+rollout = Rollout("support", {"before": agent.with_(version="0.9.0"), "now": agent})
 
 suite = Suite(
     [

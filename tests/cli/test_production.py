@@ -70,4 +70,5 @@ def test_load(here):
     assert 0 < report["p50_s"] <= report["p95_s"] <= report["p99_s"]
     assert len(here.json("runs")["runs"]) == 6
     checks = {each["id"]: each for each in here.json("doctor", "--production", "app:adder", code=1)["checks"]}
-    assert [checks[name]["status"] for name in ("latency-baseline", "load-test")] == ["pass", "pass"]
+    assert [checks[name]["status"] for name in ("latency-baseline", "load-test")] == ["fail", "pass"]
+    assert "over only 6 runs" in checks["latency-baseline"]["detail"]

@@ -16,10 +16,9 @@ from agentfsm import Agent, Limits, Spend, tool
 from agentfsm.context import Context, SlidingWindow
 from agentfsm.evals import evaluate
 from agentfsm.flow import Flow, agent_step, step
-from agentfsm.guards import Guard, exit_filter, no
+from agentfsm.guards import Guard, exit_filter, max_calls, no
 from agentfsm.readiness import CheckStatus, DrillReport, Waiver, examine_readiness, measure_load
 from agentfsm.readiness.checks import CHECKS
-from agentfsm.readiness.evidence import write_evidence
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry import Telemetry
 from agentfsm.telemetry.alerts import format_rules
@@ -36,11 +35,16 @@ async def prepare(folder: Path):
     traces = Telemetry(InMemorySpanExporter())
     agent = module["agent"].with_(store=SQLiteStore(folder / "runs.db"), watch=[traces])
     (await evaluate(agent, module["suite"], runs=1)).save(folder / "evidence" / "eval.json")
-    load = await measure_load(agent, ["What about order 7?"], runs=10, concurrency=4)
-    load.save(folder / "evidence" / "load.json")
-    for name in ("rollback", "restore"):
-        drill = DrillReport(at="2026-11-01T12:00:00", seconds=40, by="ann")
-        write_evidence(folder / "evidence" / f"{name}.json", attrs.asdict(drill))
+    load = await measure_load(agent, ["What about order 7?"], runs=10, concurrency=4, runs_per_day=2_000)
+    attrs.evolve(load, runs=100).save(folder / "evidence" / "load.json")
+    await (
+        module["rollout"]
+        .with_(store=agent.store)
+        .start({"before": 95, "now": 5}, by="ann", reason="a try", rules=["failures 5%"])
+    )
+    for kind, of in (("rollback", "support"), ("restore", "backup.db")):
+        drill = DrillReport(kind=kind, subject=of, at="2026-11-01T12:00:00", seconds=40, by="ann", checked=10)
+        drill.save(folder / "evidence")
     (folder / "alerts.yml").write_text(format_rules(), encoding="utf-8")
     await agent.store.add_follower("metrics")
     return agent
@@ -131,7 +135,21 @@ CHANGES = {
     ),
     "with too few tokens": (lambda agent: agent.with_(limits=Limits(tokens=1)), {"edge-inputs"}),
     "with little time": (lambda agent: agent.with_(limits=Limits(seconds=4)), {"tool-failures"}),
-    "in memory": (lambda agent: agent.with_(store=MemoryStore()), {"store", "metrics"}),
+    "with a limit for each user only": (
+        lambda agent: agent.with_(spend=[Spend(per="day", scope="user", usd=1), Spend(per="month", usd=9)]),
+        {"daily-cost"},
+    ),
+    "with a limit that will not do": (
+        lambda agent: agent.with_(spend=[Spend(per="day", usd=0.001)]),
+        {"cost-forecast"},
+    ),
+    "with an exit filter alone": (lambda agent: agent.with_(guards=[exit_filter()]), {"input-guard"}),
+    "with a quota alone": (lambda agent: agent.with_(guards=[max_calls("refund", 3)]), {"input-guard"}),
+    "with a filter of nothing": (
+        lambda agent: agent.with_(guards=[exit_filter(kinds=(), canary=False, allow_hosts=None)], output_type=str),
+        {"output-guard"},
+    ),
+    "in memory": (lambda agent: agent.with_(store=MemoryStore()), {"store", "metrics", "rollout"}),
     "with weak durability": (lambda agent: agent.with_(durability="normal"), {"store"}),
 }
 
@@ -149,7 +167,7 @@ async def test_a_change_of_the_agent_turns_checks_red(prepared, change):
 # A change of the files -> the checks that turn red by it.
 FILES = {
     "evidence/eval.json": {"eval-cases", "eval-grades"},
-    "evidence/load.json": {"latency-baseline", "load-test"},
+    "evidence/load.json": {"latency-baseline", "load-test", "cost-forecast"},
     "evidence/rollback.json": {"rollback-drill"},
     "evidence/restore.json": {"restore-drill"},
     "alerts.yml": {"alerts"},
@@ -181,7 +199,11 @@ def edit(folder, name, **fields):
     [
         ("eval.json", {"results": []}, {"eval-cases", "eval-grades"}),
         ("eval.json", {"fingerprint": "0123456789ab"}, {"eval-grades"}),
-        ("load.json", {"fingerprint": "0123456789ab"}, {"latency-baseline", "load-test"}),
+        ("load.json", {"fingerprint": "0123456789ab"}, {"latency-baseline", "load-test", "cost-forecast"}),
+        ("load.json", {"runs": 99}, {"latency-baseline"}),
+        ("load.json", {"usd": None}, {"cost-forecast"}),
+        ("rollback.json", {"subject": "shop"}, {"rollback-drill"}),
+        ("restore.json", {"kind": "rollback"}, {"restore-drill"}),
         ("load.json", {"failed": 1}, {"load-test"}),
         ("load.json", {"concurrency": 1}, {"load-test"}),
         ("rollback.json", {"seconds": 301}, {"rollback-drill"}),

@@ -12,12 +12,14 @@ from agentfsm import Agent, ClosedError, MisuseError, tool
 from agentfsm.cli import main
 from agentfsm.readiness import CheckStatus, DrillReport, LoadReport, examine_readiness, load_waivers, measure_load
 from agentfsm.stores import SQLiteStore
+from agentfsm.telemetry.alerts import format_rules
 from agentfsm.testing import FunctionModel
+from tests.support.checks import virtually
 
 TODAY = date(2026, 11, 26)
 AGENT = Agent(FunctionModel(lambda _request: "ok"), name="shop")
 LOAD = LoadReport(
-    agent="shop", fingerprint=AGENT.fingerprint.digest, at="2026-11-26T12:00:00", model="function", runs=8,
+    agent="shop", fingerprint=AGENT.fingerprint.digest, at="2026-11-26T12:00:00", model="function", runs=100,
     concurrency=4, failed=0, seconds=1.0, p50_s=0.1, p95_s=0.2, p99_s=0.3, tokens=800,
 )  # fmt: skip
 
@@ -93,7 +95,8 @@ async def test_a_file_that_is_no_report_is_no_evidence(tmp_path, name, check, co
 @pytest.mark.parametrize("name", ["rollback", "restore"])
 async def test_a_drill_counts_with_its_person_and_its_time(tmp_path, name, fields, status, why):
     """For 90 days; one in the future was not practised."""
-    drill = {"at": "2026-11-26T12:00:00", "seconds": 40, "by": "ann"} | fields
+    of = {"kind": name, "subject": "shop", "checked": 10}
+    drill = of | {"at": "2026-11-26T12:00:00", "seconds": 40, "by": "ann"} | fields
     (tmp_path / f"{name}.json").write_text(json.dumps(drill), encoding="utf-8")
     found = (await examine(tmp_path))[f"{name}-drill"]
     assert (found.status, why in found.detail) == (status, True), found
@@ -102,7 +105,7 @@ async def test_a_drill_counts_with_its_person_and_its_time(tmp_path, name, field
 def test_a_drill_without_a_person_is_none():
     """Also where it is recorded by a program."""
     with pytest.raises(MisuseError, match=r"DrillReport\(by=''\)"):
-        DrillReport(at="2026-11-26", seconds=1, by="")
+        DrillReport(kind="restore", subject="b.db", at="2026-11-26", seconds=1, by="", checked=1)
 
 
 WAIVER = '[[waiver]]\ncheck = "{}"\nby = "ann"\nuntil = {}\nreason = "{}"\n'
@@ -167,11 +170,64 @@ async def test_links_to_nowhere_in_a_project_hold_up_nothing(tmp_path):
     (tmp_path / "a.yml").symlink_to(tmp_path / "gone.yml")
     (tmp_path / "Makefile").symlink_to(tmp_path / "gone")
     (tmp_path / "folder.yml").mkdir()
-    (tmp_path / "z.yml").write_bytes(b"- alert: \xff\n  expr: agentfsm_runs_total > 1\n")
+    (tmp_path / "y.yml").write_bytes(b"\xff")
+    (tmp_path / "z.yml").write_text(format_rules(), encoding="utf-8")
     checks = await examine(tmp_path)
-    assert (checks["alerts"].status, checks["alerts"].detail) == (CheckStatus.PASS, "1 alerts in z.yml")
+    assert (checks["alerts"].status, checks["alerts"].detail[2:20]) == (CheckStatus.PASS, " alerts in z.yml, ")
     assert checks["evals-in-ci"].status is CheckStatus.FAIL
     assert (await examine(tmp_path / "missing"))["alerts"].status is CheckStatus.FAIL
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ("# - alert: X of agentfsm_runs_total\n", "is not a file of rules"),
+        ("- alert: X\n  expr: agentfsm_runs_total > 1\n", "is not a file of rules"),
+        (
+            "groups: [{name: a, rules: [{alert: X, expr: agentfsm_runs_total > 1}]}]\n",
+            "no alert in x.yml is about latency or costs",
+        ),
+    ],
+)
+async def test_alerts_are_rules_about_what_can_go_wrong(tmp_path, rules, why):
+    """Words in a comment, and a rule about one thing, are not."""
+    (tmp_path / "x.yml").write_text(rules, encoding="utf-8")
+    found = (await examine(tmp_path))["alerts"]
+    assert (found.status, why in found.detail) == (CheckStatus.FAIL, True), found
+
+
+async def test_promtool_checks_the_rules(tmp_path, monkeypatch):
+    """Where it is installed; its words are the reason."""
+    (tmp_path / "x.yml").write_text(format_rules(), encoding="utf-8")
+    tool = tmp_path / "promtool"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for code, status in ((0, CheckStatus.PASS), (1, CheckStatus.FAIL)):
+        tool.write_text(f'#!/bin/sh\necho "$1 $2: bad rule" >&2\nexit {code}\n', encoding="utf-8")
+        tool.chmod(0o700)
+        found = (await examine(tmp_path))["alerts"]
+        assert (found.status, "promtool" in found.detail) == (status, True), found
+    assert "check rules: bad rule" in found.detail
+
+
+async def test_a_follower_that_nobody_runs_does_not_count(tmp_path):
+    """It is still in the store; what it has not read for more than an hour tells."""
+
+    async def play(store, clock):
+        agent = Agent(FunctionModel(lambda _request: "ok"), name="shop", store=store, clock=clock)
+        await store.add_follower("metrics")
+        await agent.run("x")
+        assert (await examine(tmp_path, agent))["metrics"].status is CheckStatus.PASS
+        await anyio.sleep(3_700)
+        found = (await examine(tmp_path, agent))["metrics"]
+        assert (found.status, "has read nothing since" in found.detail) == (CheckStatus.FAIL, True)
+
+    await anyio.to_thread.run_sync(virtually, play)
+
+
+async def test_a_command_in_a_comment_of_ci_runs_nothing(tmp_path):
+    """Only lines that are carried out count."""
+    (tmp_path / "Makefile").write_text("# agentfsm eval run suite.yaml\n", encoding="utf-8")
+    assert (await examine(tmp_path))["evals-in-ci"].status is CheckStatus.FAIL
 
 
 class Unpriced(FunctionModel):

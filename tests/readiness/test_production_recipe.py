@@ -33,5 +33,5 @@ def test_the_recipe_ends_with_an_agent_that_is_ready(tmp_path):
         ["bash", "-c", script], check=False, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "31 pass" in done.stdout
+    assert "33 pass" in done.stdout
     assert "FAIL" not in (tmp_path / "readiness.md").read_text(encoding="utf-8")

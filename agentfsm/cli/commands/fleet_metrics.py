@@ -13,6 +13,7 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_duration, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.usage import format_usd
 from agentfsm.telemetry.metrics_summary import Distribution, MetricsSummary, read_measurements, summarize
 from agentfsm.telemetry.totals import TotalsStatus, catch_up_totals, read_status, rebuild_totals
 
@@ -78,7 +79,7 @@ def _list_rows(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
     yield "avg_rounds_per_task", _number(summary.avg_rounds_per_task, ",.1f")
     yield "avg_latency_ms", _number(summary.avg_latency_ms, ",.0f") + _percentiles(summary.latency_s)
     yield "avg_tokens_per_task", _number(summary.avg_tokens_per_task, ",.0f")
-    yield "daily_cost_usd", _number(summary.daily_cost_usd, ",.4f")
+    yield "daily_cost_usd", "-" if summary.daily_cost_usd is None else format_usd(summary.daily_cost_usd)
     yield (
         "user_satisfaction",
         _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",

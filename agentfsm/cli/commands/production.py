@@ -1,4 +1,4 @@
-"""`agentfsm doctor --production` and `agentfsm load`: is an agent ready for production, and how fast are its runs."""
+"""`agentfsm doctor --production`, `load` and `drill`: is an agent ready for production, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import attrs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
-from agentfsm.cli.resolve.run_lookup import resolve_agent
-from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.usage import format_usd
-from agentfsm.readiness import ReadinessReport, examine_readiness, load_waivers, measure_load
+from agentfsm.readiness import (
+    ReadinessReport,
+    drill_restore,
+    drill_rollback,
+    examine_readiness,
+    load_waivers,
+    measure_load,
+)
 from agentfsm.readiness.report_formats import (
     format_lines,
     render_json,
@@ -29,7 +36,7 @@ from agentfsm.readiness.report_formats import (
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
-    from agentfsm.readiness import LoadReport
+    from agentfsm.readiness import DrillReport, LoadReport
 
 
 def examine_production(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -86,7 +93,14 @@ def measure(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> LoadReport:
         async with agent:
-            return await measure_load(agent, prompts, runs=args.runs, concurrency=args.concurrency, on_run=show)
+            return await measure_load(
+                agent,
+                prompts,
+                runs=args.runs,
+                concurrency=args.concurrency,
+                runs_per_day=args.runs_per_day,
+                on_run=show,
+            )
 
     report = anyio.run(act)
     if args.out is not None:
@@ -99,6 +113,35 @@ def measure(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(f"  {report.runs / report.seconds:.1f} runs/s, {report.tokens:,} tokens, {format_usd(report.usd)}")
         terminal.out(f"  {report.failed} failed: {', '.join(f'{n} {why}' for why, n in report.stop_reasons.items())}")
     return ExitCode.FAILED if report.failed else ExitCode.DONE
+
+
+def drill_a_rollback(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Roll back a copy of a roll-out, and record how long it took."""
+    store = open_existing_store(args.store)
+    return _record(run_in_store(store, lambda: drill_rollback(args.name, store, by=args.by)), args, terminal)
+
+
+def drill_a_restore(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Restore a backup into a temporary store, read all of its journals, and record how long it took."""
+    place = resolve_location(args.store)
+    if Path(place).resolve() == Path(args.backup).resolve() or place == args.backup:
+        raise MisuseError(f"{args.backup} is the store in production: name a backup of it, and --store for the store")
+    store = open_existing_store(args.store)
+
+    async def act() -> DrillReport:
+        return await drill_restore(args.backup, by=args.by, live=store, command=args.run, seals=args.seals)
+
+    return _record(run_in_store(store, act), args, terminal)
+
+
+def _record(report: DrillReport, args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    path = report.save(args.evidence)
+    if terminal.json:
+        terminal.document(attrs.asdict(report))
+    else:
+        terminal.out(f"{report.kind} in {report.seconds:g} s: {report.note}")
+        terminal.err(f"recorded in {path}")
+    return ExitCode.DONE
 
 
 def _read_prompts(path: str | None) -> list[str]:
