@@ -1,7 +1,7 @@
 """The command line.
 
     agentfsm demo | chat | run | submit | worker | resume | serve | webhooks                  execute
-             runs | show | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
+             runs | show | logs | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
              approve | allowances | reject | settle | answer | send | pause | cancel | feedback   decide
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove
@@ -93,7 +93,7 @@ class _WarningHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith("event=run_failed "):  # the report of the run contains it
+        if text.startswith("event=run_ended "):  # the report of the run contains it
             return
         facts = getattr(record, "facts", {})
         if facts.get("event") == "model_retry":

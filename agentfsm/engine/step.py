@@ -173,5 +173,4 @@ def _park(execution: Execution) -> StepOutcome:
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
     where = f"in {run.state.upper()}, turn {run.turn}{f', with open calls: {calls}' if calls else ''}"
     message = f"{crashes} workers died while they executed only this run, {where}; find the cause, then resume it"
-    journal.log.error("run_paused", reason=message)
     return StepOutcome((e.Paused(kind=PendingKind.CRASH, message=message),))

@@ -91,8 +91,6 @@ def _receive(
     """Report a reply, and return it as the features of the agent leave it, its message and the facts for its event."""
     execution, journal, run = request.execution, request.execution.journal, request.execution.journal.run
     turn, proposed = run.turn + 1, () if is_last else reply.calls
-    if journal.log.is_info_enabled:
-        journal.log.info("turn", turn=turn, calls=len(proposed), input=usage.input_tokens, output=usage.output_tokens)
     if turn == EXPECTED_TURNS + 1:
         journal.log.warning("more_turns_than_expected", turn=turn, expected=EXPECTED_TURNS)
     if journal.on_event is not None:

@@ -9,14 +9,24 @@ line may be followed by the traceback of a tool's exception, whose last line is 
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.core import events as e
 from agentfsm.core.errors import ensure_printable
+from agentfsm.core.machine import State
+from agentfsm.core.messages import ErrorType
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
 
 LOGGER: Final = logging.getLogger("agentfsm")
 
@@ -34,19 +44,26 @@ LOGGER.addHandler(_NOTICES)
 
 # Maximum of characters of a prompt in the log: enough to recognise it.
 MAX_PROMPT_CHARS: Final = 2_000
+# Name of the line about the end of a run.
+RUN_ENDED: Final = "run_ended"
+
+
+def _render_facts(logger: Any, method: str, facts: dict[str, Any]) -> str:
+    """Return the facts of a line as text, the name of the event first."""
+    render = import_module("structlog").processors.LogfmtRenderer(key_order=["event"])
+    return str(render(logger, method, facts))
 
 
 @cache
 def _load_structlog() -> Any:
     """Return structlog over the stdlib logger. It is imported on first use, which takes 0.05 to 0.2 s."""
     structlog = import_module("structlog")
-    logfmt = structlog.processors.LogfmtRenderer(key_order=["event"])
 
     def arguments(logger: Any, method: str, facts: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
         """Return the arguments for the stdlib logger: the line, and the facts in `extra` for other formatters."""
         error = facts.pop("exc_info", None)
         traced = None if error is None else ensure_printable(error)
-        return (logfmt(logger, method, dict(facts)),), {"exc_info": traced, "extra": {"facts": facts}}
+        return (_render_facts(logger, method, dict(facts)),), {"exc_info": traced, "extra": {"facts": facts}}
 
     return structlog.wrap_logger(LOGGER, processors=[arguments], wrapper_class=structlog.stdlib.BoundLogger)
 
@@ -77,6 +94,88 @@ def preload() -> None:
         _load_structlog()
 
 
+@attrs.frozen(kw_only=True)
+class LogLine(Value):
+    """A line of the log that was made of an event of a journal."""
+
+    at: float
+    """Time of the event, seconds since 1970."""
+
+    level: int
+    """Level, as the module `logging` numbers it."""
+
+    event: str
+    """Name of the line, such as "turn"."""
+
+    facts: Mapping[str, object]
+    """Facts of the line, by name."""
+
+    def format(self, header: Header) -> str:
+        """Return the line as it stands in the log of a run that is not traced."""
+        return _render_facts(None, "", {"event": self.event, "run": header.id, "agent": header.agent, **self.facts})
+
+
+def describe_events(run: Run[Any], events: Iterable[e.Event]) -> Iterator[LogLine]:
+    """Yield the lines of the log that are about events: turns, calls, verdicts, pauses, limits, and the end.
+
+    The engine logs them as it writes the journal, and `agentfsm logs` reads them from it.
+
+    Args:
+        run: The run before the events.
+        events: The events.
+    """
+    for event in events:
+        before, run = run, run.apply(event)
+        match event:
+            case e.ToolsChosen(usage=usage) | e.AnswerGiven(usage=usage) | e.AnswerDrafted(usage=usage):
+                if getattr(event, "answered_from", None) is None:
+                    calls = len(event.message.calls)
+                    tokens = {"input": usage.input_tokens, "output": usage.output_tokens}
+                    yield _build_line(event, logging.INFO, "turn", turn=run.turn, calls=calls, **tokens)
+            case e.ToolFinished(result=result):
+                # A name invented by the model is not logged.
+                tool = "(unknown)" if result.error_type is ErrorType.UNKNOWN_TOOL else result.tool
+                facts = {"tool": tool, "outcome": result.outcome.value, "wall_s": result.duration_s}
+                yield _build_line(event, logging.INFO, "call", call=result.call_id, **facts)
+            case e.Judged(verdict=verdict):
+                yield _build_line(event, logging.INFO, "judged", turn=run.turn, action=verdict.action.value)
+            case e.LimitReached(reason=reason):
+                yield _build_line(event, logging.WARNING, "limit_reached", reason=reason.value, turn=before.turn)
+            case e.Paused(kind=PendingKind.CRASH, message=message):
+                yield _build_line(event, logging.ERROR, "run_paused", reason=message)
+        if run.is_over:
+            level = logging.INFO if run.state is State.DONE else logging.ERROR
+            yield _build_line(event, level, RUN_ENDED, **_add_up(run))
+
+
+def _build_line(event: e.Event, level: int, name: str, **facts: object) -> LogLine:
+    return LogLine(at=event.at, level=level, event=name, facts=facts)
+
+
+def _add_up(run: Run[Any]) -> dict[str, object]:
+    """Return the totals of a run that is over, those of its sub-agents included."""
+    header, usage = run.header, run.usage
+    wall_s = run.updated_at - header.created_at
+    outcomes = Counter(each.outcome.value for each in run.calls)
+    return {
+        "reason": str(run.stop_reason),
+        "turns": run.turn,
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cached": usage.cached_tokens,
+        "cost_usd": usage.cost_usd,
+        "estimated": usage.estimated,
+        "unpriced": usage.unpriced,
+        "wall_s": round(wall_s, 3),
+        "waited_s": round(max(0.0, wall_s - run.duration_s), 3),
+        **{f"calls_{outcome}": number for outcome, number in sorted(outcomes.items())},
+        "version": header.agent_version,
+        "release": header.release,
+        "purpose": header.purpose or "production",
+        **({"parent": header.parent} if header.parent is not None else {}),
+    }
+
+
 @attrs.frozen
 class RunLogger(Value):
     """Logger of one run; each line has the run's id and agent, and the trace's id if the run is traced."""
@@ -90,8 +189,8 @@ class RunLogger(Value):
     trace_id: str = ""
     """Id of the trace that the run belongs to, logged as `trace_id`; empty if it is not traced."""
 
-    is_info_enabled: bool = attrs.field(init=False, factory=lambda: is_logged(logging.INFO))
-    """Whether turns and calls are logged; checked once, before their facts are collected."""
+    is_enabled: bool = attrs.field(init=False, factory=lambda: is_logged(logging.ERROR))
+    """Whether anything is logged; checked once, before lines are made of events."""
 
     def debug(self, event: str, **facts: object) -> None:
         """Log details for debugging."""
@@ -118,6 +217,10 @@ class RunLogger(Value):
     def error(self, event: str, **facts: object) -> None:
         """Log a failure."""
         self._write(logging.ERROR, event, facts)
+
+    def write(self, line: LogLine) -> None:
+        """Log a line that was made of an event."""
+        self._write(line.level, line.event, {**line.facts})
 
     def _write(self, level: int, event: str, facts: dict[str, object]) -> None:
         if is_logged(level):

@@ -500,7 +500,7 @@ def test_help_names_every_command(here):
     text, groups = (
         here("--help"),
         (
-            *("alerts", "followers", "totals", "schedule", "rollout", "release", "prompts", "eval", "keys"),
+            *("alerts", "followers", "totals", "schedule", "rollout", "release", "drill", "prompts", "eval", "keys"),
             *("memory", "index", "mcp"),
         ),
     )

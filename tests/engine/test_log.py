@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,8 +23,11 @@ from agentfsm import (
     RefusedError,
     RunContext,
     StopReason,
+    Usage,
     tool,
 )
+from agentfsm.core.run import begin_run
+from agentfsm.streaming.log import describe_events
 from agentfsm.testing import ScriptedModel, VirtualClock, call, fail, run_virtual, say
 from tests.support.checks import names
 
@@ -130,7 +134,7 @@ def test_a_program_that_configures_logging_sees_facts_on_stderr():
     assert len(told) >= 5
     facts = [line for line in told if "event=" in line]  # between them stand the tracebacks of the tool
     assert all(f"run={run_id}" in line for line in facts)
-    for event in ("model_retry", "turn", "tool_raised", "call", "run_failed"):
+    for event in ("model_retry", "turn", "tool_raised", "call", "run_ended"):
         assert f"event={event} " in done.stderr
 
 
@@ -148,6 +152,43 @@ async def test_every_line_names_its_run_and_its_fact(store, logged):
     assert "tool=look" in done
     assert "outcome=done" in done
     assert "call=t1.0" in done
+
+
+async def test_the_end_is_one_line_with_the_totals(store, logged):
+    """What a dashboard sums up: tokens, money with its marks, time, waits, calls by outcome, and what was executed."""
+    script = [
+        say("", call("look", at="x"), call("broken", at="y"), usage=Usage(input_tokens=100, cached_tokens=60)),
+        say("done", usage=Usage(output_tokens=7, estimated=True)),
+    ]
+    model = ScriptedModel(*script)
+    agent = Agent(model, tools=[look, broken], store=store, name="seer", version="3")
+    run = await agent.run("go")
+    [end] = [record for record in logged.records if "event=run_ended" in record.getMessage()]
+    assert end.levelno == logging.INFO
+    facts = {name: value for name, value in end.facts.items() if name not in {"wall_s", "waited_s"}}
+    assert facts == {
+        "event": "run_ended",
+        "run": run.id,
+        "agent": "seer",
+        "reason": "completed",
+        "turns": 2,
+        "input": 100,
+        "output": 7,
+        "cached": 60,
+        "cost_usd": None,
+        "estimated": True,
+        "unpriced": True,
+        "calls_done": 1,
+        "calls_failed": 1,
+        "version": "3",
+        "release": "",
+        "purpose": "production",
+    }
+    assert end.facts["wall_s"] >= end.facts["waited_s"] >= 0
+    lived = [line for line in lines(logged) if re.match("event=(turn|call|run_ended) ", line)]
+    stored = await store.read(run.id)
+    read = [line.format(stored.header) for line in describe_events(begin_run(stored.header), stored.events)]
+    assert read == lived
 
 
 def everything(store, **options: object) -> Agent:
@@ -177,7 +218,7 @@ async def test_nothing_private_is_logged(store, logged):
     assert "event=loop" in told
     assert "event=model_retry" in told
     assert "event=tool_raised" in told
-    assert "event=run_failed" in told
+    assert "event=run_ended" in told
     for word in PRIVATE:
         assert word not in told, f"{word} is in the log"
 
@@ -188,7 +229,7 @@ async def test_a_models_refusal_is_logged_without_secrets(store, logged):
     run = await agent.run(PROMPT)
     assert run.stop_reason is StopReason.MODEL_ERROR
     told = "\n".join(lines(logged))
-    assert "event=run_failed" in told
+    assert "event=run_ended" in told
     assert KEY not in told
 
 
@@ -277,7 +318,7 @@ async def test_unusual_things_are_warnings_and_ends_are_errors(store, logged):
     }
     assert levels["turn"] == levels["call"] == logging.INFO
     assert levels["model_retry"] == levels["loop"] == levels["tool_raised"] == logging.WARNING
-    assert levels["run_failed"] == logging.ERROR
+    assert levels["run_ended"] == logging.ERROR
 
 
 @tool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,11 @@ from agentfsm.core import machine as diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State
+from agentfsm.core.run import begin_run
 from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.journal.run_status import RunStatus, explain_standstill, find_past_status, list_statuses, read_status
 from agentfsm.ports.store import Filter, Store
+from agentfsm.streaming.log import describe_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,6 +142,38 @@ async def _read_additions(
     decisions = [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
     status, standstill = await read_status(store, run, resume)
     return decisions, await store.list_feedback(run.id), status, standstill
+
+
+def logs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the lines of the log that the journal of a run gives."""
+    store = open_existing_store(args.store)
+    documents: list[dict[str, object]] = []
+
+    async def act() -> None:
+        header = await Runs(store).header(args.id)
+        run: Run = begin_run(header)
+
+        def write(events: Sequence[Event]) -> None:
+            nonlocal run
+            for line in describe_events(run, events):
+                level = logging.getLevelName(line.level)
+                if terminal.json:
+                    named = {"event": line.event, "run": header.id, "agent": header.agent}
+                    documents.append({"at": line.at, "level": level, **named, **line.facts})
+                else:
+                    terminal.out(f"{format_time(line.at)}  {level:<7}  {line.format(header)}")
+            run = run.fold(events)
+
+        if args.follow:
+            async for item in Runs(store).events(args.id):
+                write((item.event,))
+        else:
+            write(await Runs(store).history(args.id))
+
+    run_in_store(store, act)
+    if terminal.json:
+        terminal.document({"lines": documents})
+    return ExitCode.DONE
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

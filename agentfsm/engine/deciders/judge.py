@@ -64,7 +64,6 @@ async def ask_judge(execution: Execution, _effect: Reflect) -> StepOutcome | Non
         if spent.usage.tokens:
             journal.commit(_build_judged(_build_failed_verdict(error), spent))
         raise
-    journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
     return StepOutcome((_build_judged(verdict, spent),))
 
 

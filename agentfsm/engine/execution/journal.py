@@ -24,7 +24,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.trace_context import run_context
 from agentfsm.journal.load import NO_RUNS, EndedRuns, load_run
 from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
-from agentfsm.streaming.log import RunLogger
+from agentfsm.streaming.log import RUN_ENDED, LogLine, RunLogger, describe_events
 from agentfsm.streaming.stream import Listener, StateChanged
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class Journal:
 
     _is_released: bool = False
     _last_write: PendingWrite | None = None
+    _last_line: LogLine | None = None
+    """Line of the log about the end of the run, which is written once the end is durable."""
+
     _last_event_s: float = 0.0
     """Reading of the clock at the latest event, without the time for which it was stopped."""
 
@@ -225,6 +228,12 @@ class Journal:
             self._untaken_rows = self._untaken_rows.difference(taken)
         for outlet in self.watch:
             outlet.put(before, run, events)
+        if self.log.is_enabled:
+            for line in describe_events(before, events):
+                if line.event == RUN_ENDED:
+                    self._last_line = line
+                else:
+                    self.log.write(line)
         if self.on_run is not None:
             self.on_run(run)
         if self.on_event is not None:
@@ -250,6 +259,9 @@ class Journal:
             await self._last_write.wait()
         if self.lease.lost:
             raise lease_lost_error(self.lease)
+        if self._last_line is not None:
+            self.log.write(self._last_line)
+            self._last_line = None
 
     def check_lease(self) -> None:
         """Check right before an effect that the lease still holds, without asking the store.

@@ -49,7 +49,6 @@ def stop_at_limit(
     journal = execution.journal
     if not execution.config.last_answer or journal.run.fold(before).turn >= execution.config.limits.turns:
         return fail(execution, reason, message, *before)
-    journal.log.warning("limit_reached", reason=reason.value, turn=journal.run.turn)
     text = f"{note}\n{_LAST_ANSWER_PROMPT.format(reason=reason)}".lstrip()
     reached = e.LimitReached(reason=reason, message=message, note=text)
     return StepOutcome((*before, *_find_doubtful_ends(execution, reason, before), reached))
@@ -68,7 +67,7 @@ def fail(execution: Execution, reason: StopReason, message: str, *before: e.Even
 def build_failure(
     journal: Journal, doubtful: Iterable[e.Event], reason: StopReason, message: str, *before: e.Event
 ) -> StepOutcome:
-    """Log the end of a run in ERROR, and return it.
+    """Return the end of a run in ERROR.
 
     Args:
         journal: Journal of the run.
@@ -77,7 +76,6 @@ def build_failure(
         message: Description of the end, for people.
         *before: Events that are committed before the end.
     """
-    journal.log.error("run_failed", reason=reason.value, turn=journal.run.turn)
     before = (*before, *doubtful)
     effects = list_effects(journal.run.fold(before))
     if journal.run.plan is None or not journal.run.plan.maker or reason is StopReason.STEP_FAILED:

@@ -220,7 +220,7 @@ class RunHost(OpenCalls):
 
     def on_result(self, result: ToolResult) -> None:
         """Commit a call's result as it completes."""
-        execution, line, log = self.execution, self.line, self.execution.journal.log
+        execution, line = self.execution, self.line
         self.unfinished -= 1
         ledger = self.ledgers.pop(result.call_id, None)
         if deciders := line.on_plain_result if ledger is None else line.on_result:
@@ -239,10 +239,6 @@ class RunHost(OpenCalls):
         else:
             self.record(e.ToolFinished(result=result))
             execution.budget.record_call_finished()
-        if log.is_info_enabled:
-            # A name invented by the model is not logged.
-            tool = result.tool if result.tool in execution.config.registry else "(unknown)"
-            log.info("call", call=result.call_id, tool=tool, outcome=result.outcome.value, wall_s=result.duration_s)
 
     def _start_ready(self, ready: Sequence[ToolCall]) -> None:
         """Start calls that have become ready beside those that run.
