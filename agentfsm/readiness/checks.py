@@ -254,7 +254,7 @@ def _check_input(subject: Subject) -> CheckFinding:
         each
         for each in rules
         if each.fences([Label.UNTRUSTED])
-        or getattr(each, "screens", ())
+        or bool(getattr(each, "screens", ()))
         or any(
             may_stop(each, tool.traits, Label) and not may_stop(each, tool.traits, trusted)
             for tool in subject.agent.tools
