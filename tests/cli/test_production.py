@@ -1,6 +1,8 @@
 """`agentfsm doctor --production` and `agentfsm load`."""
 
 import json
+import sqlite3
+from contextlib import closing
 from xml.etree.ElementTree import parse
 
 WAIVERS = """
@@ -72,3 +74,23 @@ def test_load(here):
     checks = {each["id"]: each for each in here.json("doctor", "--production", "app:adder", code=1)["checks"]}
     assert [checks[name]["status"] for name in ("latency-baseline", "load-test")] == ["fail", "pass"]
     assert "over only 6 runs" in checks["latency-baseline"]["detail"]
+
+
+def test_drills_and_the_log_of_a_run(here):
+    """A backup is opened and recorded where doctor looks; the store in production is none. The log ends with totals."""
+    here("run", "app:adder", "Add 2 and 3")
+    [run] = here.json("runs")["runs"]
+    lines = here.json("logs", run["id"])["lines"]
+    assert [each["event"] for each in lines][-1] == "run_ended"
+    assert (lines[-1]["level"], lines[-1]["reason"]) == ("INFO", "completed")
+    assert f"INFO     event=run_ended run={run['id']} agent=" in here("logs", run["id"], "--follow")
+    [store] = here.folder.glob(".agentfsm/*.db")
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("VACUUM INTO ?", [str(here.folder / "backup.db")])
+    assert "restore in " in here("drill", "restore", "backup.db", "--by", "ann")
+    report = json.loads((here.folder / "evidence" / "restore.json").read_text(encoding="utf-8"))
+    assert (report["kind"], report["by"], report["checked"]) == ("restore", "ann", 1)
+    here("drill", "restore", str(store), code=2)
+    assert "is the store in production" in here.err
+    here("drill", "rollback", "nothing", code=2)
+    assert "there is no roll-out 'nothing'" in here.err
