@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -115,17 +115,16 @@ class LogLine(Value):
         return _render_facts(None, "", {"event": self.event, "run": header.id, "agent": header.agent, **self.facts})
 
 
-def describe_events(run: Run[Any], events: Iterable[e.Event]) -> Iterator[LogLine]:
+def describe_events(run: Run[Any], events: Sequence[e.Event]) -> Iterator[LogLine]:
     """Yield the lines of the log that are about events: turns, calls, verdicts, pauses, limits, and the end.
 
     The engine logs them as it writes the journal, and `agentfsm logs` reads them from it.
 
     Args:
-        run: The run before the events.
-        events: The events.
+        run: The run after the events.
+        events: Events of one append.
     """
     for event in events:
-        before, run = run, run.apply(event)
         match event:
             case e.ToolsChosen(usage=usage) | e.AnswerGiven(usage=usage) | e.AnswerDrafted(usage=usage):
                 if getattr(event, "answered_from", None) is None:
@@ -140,12 +139,12 @@ def describe_events(run: Run[Any], events: Iterable[e.Event]) -> Iterator[LogLin
             case e.Judged(verdict=verdict):
                 yield _build_line(event, logging.INFO, "judged", turn=run.turn, action=verdict.action.value)
             case e.LimitReached(reason=reason):
-                yield _build_line(event, logging.WARNING, "limit_reached", reason=reason.value, turn=before.turn)
+                yield _build_line(event, logging.WARNING, "limit_reached", reason=reason.value, turn=run.turn)
             case e.Paused(kind=PendingKind.CRASH, message=message):
                 yield _build_line(event, logging.ERROR, "run_paused", reason=message)
-        if run.is_over:
-            level = logging.INFO if run.state is State.DONE else logging.ERROR
-            yield _build_line(event, level, RUN_ENDED, **_add_up(run))
+    if run.is_over and events:
+        level = logging.INFO if run.state is State.DONE else logging.ERROR
+        yield _build_line(events[-1], level, RUN_ENDED, **_add_up(run))
 
 
 def _build_line(event: e.Event, level: int, name: str, **facts: object) -> LogLine:
@@ -189,8 +188,8 @@ class RunLogger(Value):
     trace_id: str = ""
     """Id of the trace that the run belongs to, logged as `trace_id`; empty if it is not traced."""
 
-    is_enabled: bool = attrs.field(init=False, factory=lambda: is_logged(logging.ERROR))
-    """Whether anything is logged; checked once, before lines are made of events."""
+    is_info_enabled: bool = attrs.field(init=False, factory=lambda: is_logged(logging.INFO))
+    """Whether turns and calls are logged; checked once, before their facts are collected."""
 
     def debug(self, event: str, **facts: object) -> None:
         """Log details for debugging."""

@@ -187,7 +187,10 @@ async def test_the_end_is_one_line_with_the_totals(store, logged):
     assert end.facts["wall_s"] >= end.facts["waited_s"] >= 0
     lived = [line for line in lines(logged) if re.match("event=(turn|call|run_ended) ", line)]
     stored = await store.read(run.id)
-    read = [line.format(stored.header) for line in describe_events(begin_run(stored.header), stored.events)]
+    read, now = [], begin_run(stored.header)
+    for event in stored.events:
+        now = now.apply(event)
+        read += [line.format(stored.header) for line in describe_events(now, (event,))]
     assert read == lived
 
 

@@ -153,22 +153,23 @@ def logs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         header = await Runs(store).header(args.id)
         run: Run = begin_run(header)
 
-        def write(events: Sequence[Event]) -> None:
+        def write(event: Event) -> None:
             nonlocal run
-            for line in describe_events(run, events):
+            run = run.apply(event)
+            for line in describe_events(run, (event,)):
                 level = logging.getLevelName(line.level)
                 if terminal.json:
                     named = {"event": line.event, "run": header.id, "agent": header.agent}
                     documents.append({"at": line.at, "level": level, **named, **line.facts})
                 else:
                     terminal.out(f"{format_time(line.at)}  {level:<7}  {line.format(header)}")
-            run = run.fold(events)
 
         if args.follow:
             async for item in Runs(store).events(args.id):
-                write((item.event,))
+                write(item.event)
         else:
-            write(await Runs(store).history(args.id))
+            for event in await Runs(store).history(args.id):
+                write(event)
 
     run_in_store(store, act)
     if terminal.json:

@@ -228,8 +228,14 @@ class Journal:
             self._untaken_rows = self._untaken_rows.difference(taken)
         for outlet in self.watch:
             outlet.put(before, run, events)
-        if self.log.is_enabled:
-            for line in describe_events(before, events):
+        # Without turns and calls, few events have a line.
+        if (
+            self.log.is_info_enabled
+            or run.state is State.ERROR
+            or run.paused is not None
+            or run.limit_reached is not None
+        ):
+            for line in describe_events(run, events):
                 if line.event == RUN_ENDED:
                     self._last_line = line
                 else:
