@@ -229,12 +229,7 @@ class Journal:
         for outlet in self.watch:
             outlet.put(before, run, events)
         # Without turns and calls, few events have a line.
-        if (
-            self.log.is_info_enabled
-            or run.state is State.ERROR
-            or run.paused is not None
-            or run.limit_reached is not None
-        ):
+        if self.log.is_info_enabled or run.state is State.ERROR or run.paused or run.limit_reached:
             for line in describe_events(run, events):
                 if line.event == RUN_ENDED:
                     self._last_line = line
