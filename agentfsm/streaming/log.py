@@ -44,6 +44,8 @@ LOGGER.addHandler(_NOTICES)
 
 # Maximum of characters of a prompt in the log: enough to recognise it.
 MAX_PROMPT_CHARS: Final = 2_000
+# Events whose lines are warnings or errors. Each is the last of its append.
+WARNED_EVENTS: Final = frozenset({e.Failed, e.LimitReached, e.Paused})
 # Name of the line about the end of a run.
 RUN_ENDED: Final = "run_ended"
 

@@ -24,7 +24,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.trace_context import run_context
 from agentfsm.journal.load import NO_RUNS, EndedRuns, load_run
 from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
-from agentfsm.streaming.log import RUN_ENDED, LogLine, RunLogger, describe_events
+from agentfsm.streaming.log import RUN_ENDED, WARNED_EVENTS, LogLine, RunLogger, describe_events
 from agentfsm.streaming.stream import Listener, StateChanged
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ class Journal:
             self._untaken_rows = self._untaken_rows.difference(taken)
         for outlet in self.watch:
             outlet.put(before, run, events)
-        # Without turns and calls, few events have a line.
-        if self.log.is_info_enabled or run.state is State.ERROR or run.paused or run.limit_reached:
+        if self.log.is_info_enabled or type(events[-1]) in WARNED_EVENTS:
             for line in describe_events(run, events):
                 if line.event == RUN_ENDED:
                     self._last_line = line
