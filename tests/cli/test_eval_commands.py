@@ -175,7 +175,7 @@ def test_stored_runs_are_graded(here, monkeypatch):
         assert out.startswith("1 run graded, mean 50.0%, ")
         assert here.err == f"{run_id} 50%: criterion: a bare number\n"
         assert here.json(*words)["results"] == []
-    assert "feedback 3/5 by judge judging " in here("show", run_id)
+    assert "feedback 3/5 by judge:judging:" in here("show", run_id)
     assert Evaluation.load(here.folder / "graded.json").mean("judge") == 0.5
     here(*words, "--sample", "120%", code=2)
     assert "'120' is not valid: give a share" in here.err

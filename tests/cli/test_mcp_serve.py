@@ -10,7 +10,7 @@ from agentfsm.cli.argument_types import parse_address
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["app:HOSTILE"], "is not an Agent or ToolRegistry or MCPService, but of type str"),
+        (["app:HOSTILE"], "is not an Agent or ToolRegistry or MCPService or Rollout, but of type str"),
         (["app:none"], "has no attribute 'none'"),
         (["app:adder", "--token-env", "MINE"], "options for HTTP: add --http"),
         (["app:adder", "--allow-host", "a.example"], "options for HTTP: add --http"),

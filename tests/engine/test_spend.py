@@ -76,11 +76,11 @@ async def test_a_limit_may_be_about_one_purpose(store):
     agent = agent_of(store, *calls, spend=limits, tools=[inner.as_tool()])
     first = await agent.run("1", purpose="eval")
     assert first.stop_reason is StopReason.COST_BUDGET
-    assert "0.2 of 0.2 US dollars spent for the agent agent for eval on" in first.stop_message
+    assert "$0.20 of $0.20 spent for the agent agent for eval on" in first.stop_message
     assert (await agent.run("2")).stop_reason is StopReason.COMPLETED
     third = await agent.run("3")
     assert third.stop_reason is StopReason.COST_BUDGET
-    assert "of 0.6 US dollars spent for the agent agent on" in third.stop_message
+    assert "of $0.60 spent for the agent agent on" in third.stop_message
     spent = {each.window.purpose: each.spent_usd for each in await read_spend(store)}
     assert spent == pytest.approx({None: 0.6, "eval": 0.2, "": 0.4})
 
