@@ -218,6 +218,10 @@ class _SubagentTool:
             return await call.run(json.dumps(arguments, ensure_ascii=False, indent=2))
         return await call.run(self.prompt(Arguments(**arguments)))
 
+    def hash_agent(self, seen: tuple[object, ...]) -> str:
+        """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""
+        return f"{self.agent.version} {self.agent.driver.config.find_fingerprint(seen).digest}"
+
     async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
         """Cancel the child run of a call, because the parent run or the call ends. Return the result of its work."""
         driver = self.agent.driver

@@ -32,7 +32,8 @@ class Fingerprint(Value):
 
     tools: Mapping[str, str] = attrs.field(factory=dict)
     """Hashes by tool name: of its description, its schema, whether it is read-only, idempotent and strict, and its
-    labels. Other options, such as timeouts and approvals, do not count.
+    labels; of one that calls an agent, also of that agent and those below it. Other options, such as timeouts and
+    approvals, do not count.
     """
 
     config: str = ""

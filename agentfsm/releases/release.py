@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.core.header import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
@@ -22,14 +21,10 @@ from agentfsm.core.value import Value
 from agentfsm.prompts import PromptTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agentfsm.agents.agent import Agent
-    from agentfsm.agents.runnable_agent import RunnableAgent
     from agentfsm.core.messages import JSON
     from agentfsm.evals import Evaluation
     from agentfsm.ports.store import Store
-    from agentfsm.tools.tool import Tool
 
 # Kind of the records of releases.
 RELEASES: Final = "release"
@@ -172,20 +167,7 @@ def _list_tools(agent: Agent[Any], fingerprint: Fingerprint) -> dict[str, str]:
     listed = {tool.name for source in agent.tools.sources for tool in source.tools}
     servers = {getattr(source, "name", type(source).__name__): "server" for source in agent.tools.sources}
     own = {name: digest for name, digest in fingerprint.tools.items() if name not in listed}
-    return own | {tool.name: _describe_agent_tool(tool, inner) for tool, inner in _iter_agent_tools(agent)} | servers
-
-
-def _iter_agent_tools(agent: RunnableAgent) -> Iterator[tuple[Tool[..., Any], RunnableAgent]]:
-    """Yield the tools that call other agents, with these agents."""
-    for tool in agent.driver.config.registry:
-        if (inner := find_inner_agent(tool)) is not None:
-            yield tool, inner
-
-
-def _describe_agent_tool(tool: Tool[..., Any], inner: RunnableAgent) -> str:
-    """Return a hash of a tool that calls an agent, which covers that agent and those below it."""
-    below = [_describe_agent_tool(*each) for each in _iter_agent_tools(inner)]
-    return short_hash(repr([tool.digest, inner.version, inner.driver.config.fingerprint, below]), 8)
+    return own | servers
 
 
 def _list_configuration(agent: Agent[Any], fingerprint: Fingerprint) -> dict[str, str]:

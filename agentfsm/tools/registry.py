@@ -106,6 +106,9 @@ class ToolRegistry:
     conditional_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools with an `enabled` condition."""
 
+    agent_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    """Names of the tools that call an agent."""
+
     prerequisite_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools listed in the `after` of any tool."""
 
@@ -216,6 +219,7 @@ class ToolRegistry:
         self.interactive_tools |= {added.name} if added.is_interactive else set()
         self.eager_tools |= {added.name} if added.may_start_early else set()
         self.conditional_tools |= {added.name} if added.enabled is not True else set()
+        self.agent_tools |= {added.name} if added.inner_agent is not None else set()
         self.prerequisite_tools |= set(added.after)
         self.version += 1
         return added
@@ -238,6 +242,7 @@ class ToolRegistry:
         self.interactive_tools -= {name}
         self.eager_tools -= {name}
         self.conditional_tools -= {name}
+        self.agent_tools -= {name}
         self.prerequisite_tools = frozenset(other for each in self for other in each.after)
         self.version += 1
         return removed

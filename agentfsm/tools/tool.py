@@ -107,6 +107,10 @@ class InnerAgent(Protocol):
         """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
         ...
 
+    def hash_agent(self, seen: tuple[object, ...]) -> str:
+        """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""
+        ...
+
     async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
         """Check that this program can continue the child run of a call, and the runs below, with new names of tools.
 

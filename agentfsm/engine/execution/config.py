@@ -139,8 +139,10 @@ class EngineConfig(Value):
     tool_names: dict[tuple[str, int], frozenset[str]] = attrs.field(factory=dict, init=False)
     """Names of the tools that a feature concerns, by feature and the registry's version."""
 
-    _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
-    """Fingerprints by the registry's version, since tools may be registered later."""
+    _fingerprints: dict[tuple[object, ...], Fingerprint] = attrs.field(factory=dict, init=False)
+    """Fingerprints by the registry's version and the digests of the agents that tools call, since tools may be
+    registered later.
+    """
 
     billed: BilledExcess = attrs.field(
         default=attrs.Factory(lambda config: find_billed_excess(config.model), takes_self=True), init=False
@@ -174,8 +176,18 @@ class EngineConfig(Value):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas."""
-        known = self._fingerprints.get(self.registry.version)
+        """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas and agents."""
+        return self.find_fingerprint(())
+
+    def find_fingerprint(self, seen: tuple[object, ...]) -> Fingerprint:
+        """Return the fingerprint; of agents that call each other, `seen` are the tools on the way here."""
+        inner = dict[str, str]()
+        for name in self.registry.agent_tools:
+            tool = self.registry.get(name)
+            if tool is not None and tool.inner_agent is not None and tool not in seen:
+                inner[name] = tool.inner_agent.hash_agent((*seen, tool))
+        key = (self.registry.version, *sorted(inner.items()))
+        known = self._fingerprints.get(key)
         if known is None:
             instructions = short_hash(self.own_instructions, 8)
             settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
@@ -184,6 +196,7 @@ class EngineConfig(Value):
             rest = [self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)]
             rest += map(name_condition, self.stop_when)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
+            tools |= {name: short_hash(f"{tools[name]} {digest}", 8) for name, digest in inner.items()}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(
                 instructions=instructions,
@@ -192,7 +205,7 @@ class EngineConfig(Value):
                 config=short_hash(repr(rest), 8),
                 prompts=self.prompts,
             )
-            self._fingerprints[self.registry.version] = known
+            self._fingerprints[key] = known
         return known
 
     @property
