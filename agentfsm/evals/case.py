@@ -31,7 +31,9 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.validation import COUNT, FUNCTION, NAME, POSITIVE, STRING, is_number, shorten_repr
 from agentfsm.core.value import Value
+from agentfsm.engine.deciders.answer_key import describe
 from agentfsm.evals.run_checks import Expectation, as_expectations
+from agentfsm.ports.model import to_mutable_json
 from agentfsm.prompts.assertions import load_function
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 # Hexadecimal digits of the id of a case that was given none: enough to tell the inputs of a suite apart.
 CASE_ID_DIGITS: Final = 8
+# Hexadecimal digits of the digest of a case.
+DIGEST_DIGITS: Final = 12
 
 
 @attrs.frozen(kw_only=True)
@@ -496,13 +500,19 @@ class Case(Value):
         return self.messages[:-1] if is_input else self.messages
 
     def list_facts(self) -> list[Any]:
-        """Return what the runs depend on beside the first text, as JSON; empty for a case that is only a text."""
+        """Return what the runs depend on, as JSON: functions by their code, and nothing of what is expected."""
         turns = [_describe_turn(each) for each in self.all_turns]
+        functions = [describe(each) for each in self.all_turns if not isinstance(each, Turn | SimulatedUser)]
         about = [self.user, self.session, list(self.roles), self.tenant, dict(self.metadata), self.memory]
         said = [[json.dumps(attrs.asdict(each), default=str) for each in part] for part in (self.history, self.files)]
-        plain: list[Any] = [None, None, [], None, {}, None, [], []]
-        is_plain = [*about, *said] == plain and len(turns) == 1 and isinstance(self.all_turns[0], Turn)
-        return [] if is_plain else [turns, about, said]
+        return [turns, functions, about, said]
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that the case says and expects, without its id and tags: 12 hexadecimal digits."""
+        names = [each for each in attrs.fields_dict(Case) if each not in {"id", "tags"}]
+        content = {name: describe(getattr(self, name)) for name in names}
+        return short_hash(json.dumps(to_mutable_json(content), sort_keys=True, default=str), DIGEST_DIGITS)
 
 
 def _as_cases(given: Iterable[Case]) -> tuple[Case, ...]:

@@ -8,6 +8,7 @@ cases like these. With fewer it is about these cases alone, and is decided by th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from statistics import NormalDist, fmean
@@ -35,6 +36,8 @@ WORSE_BY: Final = 0.05
 MIN_CASES: Final = 10
 # Runs of a case beyond which no decision about the case alone is looked for.
 MAX_RUNS: Final = 10_000
+# Cases that a message names.
+NAMED_CASES: Final = 3
 
 _PROBABILITY: Final = ValueRule(
     fits=lambda value: is_number(value) and 0 < value < 1, wanted="a number above 0 and below 1"
@@ -91,6 +94,11 @@ class Comparison(Value):
     excludes_margin: bool
     """Whether a loss of `margin` is excluded with the confidence."""
 
+    unscored: tuple[str, ...] = ()
+    """Cases of the first evaluation that do not count, because the second lacks them, or one of the two has not scored
+    all of their runs. With any, it is not shown that nothing was lost.
+    """
+
     is_about_these_cases: bool = False
     """Whether it is about these cases alone, because they are fewer than 10."""
 
@@ -108,12 +116,15 @@ class Comparison(Value):
     @property
     def missing(self) -> int:
         """Number of further cases that would settle an undecided comparison; else 0."""
-        return max(1, self.needed - self.cases) if self.conclusion is Conclusion.UNDECIDED else 0
+        wanted = max(1, len(self.unscored), self.needed - self.cases)
+        return wanted if self.conclusion is Conclusion.UNDECIDED else 0
 
     def __str__(self) -> str:
         low, high = self.interval
         more = f"; {self.missing} more cases would settle a loss of {self.margin:.1%}" if self.missing else ""
-        if self.missing and self.needed_runs:
+        if self.unscored:
+            more = f"; {name_cases(self.unscored)} missing or not scored"
+        elif self.missing and self.needed_runs:
             more += f", or {self.needed_runs} runs of each for these cases alone"
         cases = f"{self.cases} case" if self.cases == 1 else f"{self.cases} cases"
         cases += " alone" if self.is_about_these_cases else ""
@@ -121,6 +132,12 @@ class Comparison(Value):
             f"{self.metric}: {self.conclusion}, {self.before:.1%} to {self.after:.1%} in {cases}, "
             f"difference {self.difference:+.1%} [{low:+.1%}, {high:+.1%}]{more}"
         )
+
+
+def name_cases(cases: Sequence[str]) -> str:
+    """Return the number of cases with the names of the first ones, and the verb that follows."""
+    named = ", ".join(cases[:NAMED_CASES]) + (", ..." if len(cases) > NAMED_CASES else "")
+    return f"1 case ({named}) is" if len(cases) == 1 else f"{len(cases)} cases ({named}) are"
 
 
 def compare(
@@ -141,11 +158,17 @@ def compare(
         confidence: Confidence of the interval, above 0 and below 1.
 
     Raises:
-        MisuseError: if they have no case in common with a grade of this aspect, or an argument is wrong.
+        MisuseError: if they have no case in common with a grade of this aspect, they are of different cases or speeds,
+            or an argument is wrong.
     """
     POSITIVE.check("compare", "worse_by", worse_by)
     _PROBABILITY.check("compare", "confidence", confidence)
+    _check_same_suite(before, after)
     first, second = before.by_case(metric), after.by_case(metric)
+    lost = {**before.find_unscored(metric), **after.find_unscored(metric)}
+    made = Counter(each.case for each in after.results)
+    partial = [case for case in first if len(second.get(case, ())) < max(1, made[case])]
+    unscored = tuple(dict.fromkeys([*partial, *lost]))
     shared = [case for case in first if case in second]
     if not shared:
         known = ", ".join(dict.fromkeys([*before.metrics, *after.metrics])) or "none"
@@ -168,7 +191,7 @@ def compare(
     if len(shared) >= MIN_CASES:
         half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
         lowest = min(interval[0], fmean(differences) - half)
-    excludes_margin = lowest > -margin or (not margin and len(shared) >= MIN_CASES)
+    excludes_margin = not unscored and (lowest > -margin or (not margin and len(shared) >= MIN_CASES))
     return Comparison(
         metric=metric,
         before=base,
@@ -180,10 +203,31 @@ def compare(
         needed=needed,
         conclusion=_conclude(interval, excludes_margin),
         excludes_margin=excludes_margin,
+        unscored=unscored,
         is_about_these_cases=is_few,
         needed_runs=needed_runs,
         p_value=_test_pairs(first, second, shared),
     )
+
+
+def _check_same_suite(before: Evaluation, after: Evaluation) -> None:
+    """Raise a MisuseError if two evaluations are of different cases, or were made at different speeds."""
+    if before.speed != after.speed:
+        raise MisuseError(
+            f"the evaluations have the speeds {before.speed!r} and {after.speed!r}, at which tools are not the same: "
+            "evaluate both at one speed"
+        )
+    is_known = bool(before.cases and after.cases)
+    if not is_known and before.suite != after.suite:
+        raise MisuseError(
+            f"the evaluations are of the suites {before.suite!r} and {after.suite!r}: evaluate both with one suite"
+        )
+    others = [case for case, digest in after.cases.items() if before.cases.get(case, digest) != digest]
+    if is_known and others:
+        raise MisuseError(
+            f"{name_cases(others)} not the same in both evaluations: what the user says or what is expected has "
+            "changed; evaluate the baseline again with this suite (runs whose input is the same are kept)"
+        )
 
 
 def _count_runs(rates: Sequence[tuple[float, int, float, int]], margin: float, confidence: float) -> int:
@@ -207,7 +251,7 @@ def _count_runs(rates: Sequence[tuple[float, int, float, int]], margin: float, c
 def _conclude(interval: tuple[float, float], excludes_margin: bool) -> Conclusion:
     if interval[1] < 0:
         return Conclusion.WORSE
-    if interval[0] > 0:
+    if interval[0] > 0 and excludes_margin:
         return Conclusion.BETTER
     return Conclusion.NOT_WORSE if excludes_margin else Conclusion.UNDECIDED
 

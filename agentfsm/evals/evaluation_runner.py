@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import Parameter, isawaitable, signature
@@ -19,20 +20,22 @@ import attrs
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.extras import resolve_model
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import AgentError, LimitError, MisuseError, ModelError
 from agentfsm.core.header import short_hash
 from agentfsm.core.limits import StopReason
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.validation import COUNT, POSITIVE, STRING, require_choice, shorten_repr
+from agentfsm.engine.deciders.answer_key import describe, describe_agent
 from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
 from agentfsm.evals.recorded_tools import Recording
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, add_usd, grade_turns
-from agentfsm.ports.model import Request
-from agentfsm.ports.store import Store
+from agentfsm.ports.model import Request, to_mutable_json
+from agentfsm.ports.store import Filter, Store
 from agentfsm.telemetry.costs import estimate
 from agentfsm.testing.models import FunctionModel
 
@@ -44,6 +47,8 @@ RUNS: Final = 5
 PARALLEL: Final = 8
 # Hexadecimal digits of the hash in the id of a run.
 RUN_ID_DIGITS: Final = 16
+# Addresses in the texts of objects, which differ between processes.
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 # Part of a limit in US dollars by which sums of floating-point numbers may exceed it.
 ROUNDING: Final = 1e-9
 
@@ -143,6 +148,7 @@ async def evaluate(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         runs=runs,
         results=tuple(results),
+        cases={case.id: case.digest for case in cases},
         estimated_usd=expected,
     )
 
@@ -334,8 +340,7 @@ class _Runner:
             graded, findings = await self._replay(case)
             fault = findings[0] if findings else ""
         else:
-            run_id = f"{self._derive_id(case)}-{repeat}"
-            agent, options = await self._choose(case, run_id)
+            run_id, agent, options = await self._identify(case, repeat)
             if self.speed == "recorded":
                 recording = await Recording.of_case(agent, case)
                 agent = recording.attach(agent)
@@ -392,20 +397,6 @@ class _Runner:
             findings=findings,
         )
 
-    async def _choose(self, case: Case, run_id: str) -> tuple[Agent[Any], StartOptions]:
-        """Return the agent of a case, and the options of the start of its runs that a roll-out adds."""
-        if self.chooser is None:
-            return self.agents[0], StartOptions()
-        agent, options = await self.chooser.choose(
-            user=case.user,
-            session=case.session,
-            tenant=case.tenant,
-            id=run_id,
-            roles=case.roles,
-            metadata=case.metadata,
-        )
-        return agent, StartOptions(release=options.get("release", ""), arms=options.get("arms"))
-
     async def _replay(self, case: Case) -> tuple[GradedRun, tuple[str, ...]]:
         """Return the recorded run of a case, and the requests that the agent would make differently."""
         agent = self.agents[0]
@@ -416,17 +407,53 @@ class _Runner:
             f"turn {each.turn} would ask differently: {' and '.join(each.what)}" for each in replay.divergences
         )
 
-    def _derive_id(self, case: Case) -> str:
-        """Return the part of a run's id that follows from the agent and the input, but not from expectations."""
+    async def _identify(self, case: Case, repeat: int) -> tuple[str, Agent[Any], StartOptions]:
+        """Return the id of the first run of a case, its agent, and the options of its start that a roll-out adds.
+
+        The id follows from all that is known to determine the runs, and not from expectations.
+        """
+        agent, options = self.agents[0], StartOptions()
+        facts = [case.id, self.label, *case.list_facts()]
+        facts += [case.recorded, str(case.fixtures or "")] if self.speed == "recorded" else []
+        if case.session is not None:  # the case goes on from what is said there now
+            last = await agent.runs.list(Filter(session=case.session), limit=1)
+            facts += [[each.id, each.version] for each in last]
+        if self.chooser is not None:
+            chosen_by = f"eval-{short_hash(json.dumps(facts, sort_keys=True, default=str), RUN_ID_DIGITS)}-{repeat}"
+            agent, found = await self.chooser.choose(
+                user=case.user,
+                session=case.session,
+                tenant=case.tenant,
+                id=chosen_by,
+                roles=case.roles,
+                metadata=case.metadata,
+            )
+            options = StartOptions(release=found.get("release", ""), arms=found.get("arms"))
         first = case.all_turns[0]
-        text = first.input if isinstance(first, Turn) else "(the user begins)"
-        agents: list[Any] = []
-        for agent in self.agents:
-            header = agent.start(text, user=case.user).header
-            agents += [header.agent, header.agent_version, attrs.asdict(header.fingerprint)]
-        recorded = [case.recorded, str(case.fixtures or "")] if self.speed == "recorded" else ""
-        facts = [*agents, case.id, text, recorded, self.label, *case.list_facts()]
-        return f"eval-{short_hash(json.dumps(facts, sort_keys=True, default=str), RUN_ID_DIGITS)}"
+        header = agent.start(
+            first.input if isinstance(first, Turn) else "(the user begins)",
+            user=case.user,
+            roles=case.roles,
+            tenant=case.tenant,
+            metadata=case.metadata,
+            **options,
+        ).header
+        facts += [header.agent, header.agent_version, attrs.asdict(header.fingerprint), options]
+        facts.append(_describe_target(agent))
+        text = _ADDRESS.sub("", json.dumps(to_mutable_json(facts), sort_keys=True, default=str))
+        return f"eval-{short_hash(text, RUN_ID_DIGITS)}-{repeat}", agent, options
+
+
+def _describe_target(agent: Any, seen: tuple[object, ...] = ()) -> list[Any]:
+    """Return what an agent does, as far as it is known, with the agents below it; `seen` are the tools on the way."""
+    registry = agent.driver.config.registry
+    tools = [tool for tool in registry if tool.name in registry.agent_tools and tool not in seen]
+    return [
+        agent.version,
+        describe_agent(agent.driver.config),
+        describe([agent.instructions, agent.reminder, agent.settings]),
+        [_describe_target(find_inner_agent(tool), (*seen, tool)) for tool in tools],
+    ]
 
 
 def _weigh(case: Case, grades: Mapping[str, Grade]) -> float | None:

@@ -19,7 +19,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import format_usd
 from agentfsm.core.validation import is_number, shorten_repr
 from agentfsm.core.value import Value
-from agentfsm.evals.comparison import WORSE_BY, Comparison, Conclusion, compare
+from agentfsm.evals.comparison import WORSE_BY, Comparison, Conclusion, compare, name_cases
 from agentfsm.evals.results import PASSED, Evaluation
 from agentfsm.evals.scorers import add_usd
 from agentfsm.evals.statistics import CONFIDENCE
@@ -60,9 +60,14 @@ class GateReport(Value):
     missing_usd: float | None = 0.0
     """US dollars that they are likely to cost, with simulated users and judges; None if a price is unknown."""
 
+    unscored: tuple[str, ...] = ()
+    """Cases that are missing or were not scored, in any of the aspects; with one, the gate is not passed."""
+
     def __str__(self) -> str:
         if self.decision is not GateDecision.UNDECIDED:
             return f"gate: {self.decision}"
+        if self.unscored:
+            return f"gate: {self.decision}; {name_cases(self.unscored)} missing or not scored"
         cost = format_usd(self.missing_usd, estimated=True)
         return f"gate: {self.decision}; {self.missing} more cases would decide ({cost})"
 
@@ -90,7 +95,7 @@ def gate(
         calibration: JudgeCalibration of the judge; needed for an aspect that a judge grades.
 
     Raises:
-        MisuseError: if a judge is not calibrated, or an aspect was not scored.
+        MisuseError: if a judge is not calibrated, an aspect was not scored, or the cases are not those of the baseline.
     """
     names, limits = tuple(dict.fromkeys(metrics)), dict(floors or {})
     if not names:
@@ -103,12 +108,14 @@ def gate(
     share = 1 - (1 - confidence) / len(names)
     found = [compare(against, candidate, metric=each, worse_by=worse_by, confidence=share) for each in names]
     decisions = [(_decide_aspect(each), str(each)) for each in found]
-    decisions += [(GateDecision.WORSE, reason) for reason in find_below_floors(candidate, limits)]
+    decisions += check_floors(candidate, limits)
     order = (GateDecision.WORSE, GateDecision.UNDECIDED, GateDecision.PASS)
     decision = min((each for each, _reason in decisions), key=order.index)
     missing = 0
     if decision is GateDecision.UNDECIDED:
-        missing = max([max(1, each.needed - each.cases) for each in found if _is_undecided(each)])
+        missing = max([max(1, each.needed - each.cases) for each in found if _is_undecided(each)], default=0)
+    unscored = [case for each in found for case in each.unscored]
+    unscored += [case for name in limits for case in candidate.find_unscored(name)]
     spent = add_usd([candidate.usd, candidate.user_usd, candidate.judge_usd])
     cases = len({each.case for each in candidate.results})
     return GateReport(
@@ -117,11 +124,12 @@ def gate(
         reasons=tuple(reason for _decision, reason in decisions),
         missing=missing,
         missing_usd=None if spent is None else missing * spent / cases,
+        unscored=tuple(dict.fromkeys(unscored)),
     )
 
 
-def find_below_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> tuple[str, ...]:
-    """Return a sentence for each aspect whose mean is below its floor.
+def check_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> list[tuple[GateDecision, str]]:
+    """Return a decision with its reason for each floor that is not shown to hold: "worse" below it, else "undecided".
 
     Raises:
         MisuseError: if a floor is not a mean, or an aspect was not scored.
@@ -134,8 +142,11 @@ def find_below_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> tu
         if mean is None:
             raise MisuseError(f"no case has a grade of {name!r}, so its floor cannot be checked")
         if mean < floor:
-            found.append(f"{name}: {mean:.1%} is below the floor of {floor:.1%}")
-    return tuple(found)
+            found.append((GateDecision.WORSE, f"{name}: {mean:.1%} is below the floor of {floor:.1%}"))
+        elif unscored := [*evaluation.find_unscored(name)]:
+            why = f"{name}: {name_cases(unscored)} not scored, so the floor of {floor:.1%} is not shown to hold"
+            found.append((GateDecision.UNDECIDED, why))
+    return found
 
 
 def _is_undecided(found: Comparison) -> bool:

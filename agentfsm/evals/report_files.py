@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.core.usage import format_usd
-from agentfsm.evals.comparison import MIN_CASES
+from agentfsm.evals.comparison import MIN_CASES, name_cases
 from agentfsm.evals.results import PASSED, CaseResult, Evaluation
 from agentfsm.evals.scorers import MAX_REASON_CHARS, Grade
 from agentfsm.evals.statistics import bootstrap_interval
@@ -84,6 +84,11 @@ def render_html(evaluation: Evaluation, decided: GateReport | None = None, histo
         "<h2>Aspects</h2>",
         _table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
     ]
+    if unscored := evaluation.find_all_unscored():
+        rows = [
+            (name, f"{name_cases([*lost])} not scored: {next(iter(lost.values()))}") for name, lost in unscored.items()
+        ]
+        parts += ["<h2>Not scored</h2>", _table(("aspect", "cases"), [map(escape, map(_shorten, row)) for row in rows])]
     costs = (("runs", evaluation.usd), ("simulated users", evaluation.user_usd), ("judges", evaluation.judge_usd))
     shown = [(name, format_usd(usd, estimated=evaluation.estimated)) for name, usd in costs if usd != 0]
     parts += ["<h2>Costs</h2>", _table(("of", "cost"), shown)] if shown else []

@@ -121,6 +121,11 @@ class Evaluation(Value):
     results: tuple[CaseResult, ...]
     """Results, by case and then by repeat."""
 
+    cases: Mapping[str, str] = attrs.field(factory=dict)
+    """Digest of each case of the suite by its id: of what the user says and of what is expected, functions by their
+    code. Evaluations of different cases are not compared. Empty if it is unknown.
+    """
+
     estimated_usd: float | None = None
     """US dollars that all of it was estimated to cost before it began; None if a price is unknown, or no estimate was
     asked for.
@@ -165,6 +170,25 @@ class Evaluation(Value):
             if grade is not None and (tag is None or tag in each.tags):
                 found.setdefault(each.case, []).append(grade)
         return found
+
+    def find_unscored(self, metric: str = PASSED) -> dict[str, str]:
+        """Return the cases of which a run should be scored by an aspect and is not, with the first reason.
+
+        A case of the suite without a result is one of them. What a case does not ask for, such as steps without a
+        limit, is not.
+        """
+        found: dict[str, str] = {}
+        for each in self.results:
+            for name, grade in each.grades.items():
+                if metric in {name, "total"} and grade.value is None and grade.reason:
+                    found.setdefault(each.case, grade.reason)
+        done = {each.case for each in self.results}
+        return found | {case: "it was not evaluated" for case in self.cases if case not in done}
+
+    def find_all_unscored(self) -> dict[str, dict[str, str]]:
+        """Return what `find_unscored` returns for each aspect of which it finds something."""
+        names = dict.fromkeys(name for each in self.results for name in each.grades)
+        return {name: found for name in names if (found := self.find_unscored(name))}
 
     def mean(self, metric: str = PASSED, *, tag: str | None = None) -> float | None:
         """Return the mean over the cases of their mean grade, from 0 to 1; None if nothing was scored."""

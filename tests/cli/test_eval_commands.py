@@ -5,6 +5,7 @@ import re
 from xml.etree.ElementTree import fromstring
 
 import pytest
+from attrs import evolve
 
 from agentfsm.evals import CaseResult, Evaluation, Grade
 from agentfsm.testing import LocalServer, say
@@ -90,7 +91,8 @@ def test_a_case_is_made_of_a_run(here):
 )
 def test_a_gate_has_three_answers(here, results, name, code, word):
     """As words and as exit codes; each is appended to the history."""
-    words = ("eval", "gate", f"{name}.json", "--against", "base.json", "--history", "history.jsonl")
+    against = "few.json" if name == "few" else "base.json"
+    words = ("eval", "gate", f"{name}.json", "--against", against, "--history", "history.jsonl")
     out = here(*words, code=code)
     more = "; 38 more cases would decide (unknown price)" if code == 5 else ""
     assert out.splitlines()[-1] == f"gate: {word}{more}"
@@ -101,12 +103,34 @@ def test_a_gate_has_three_answers(here, results, name, code, word):
     assert len((here.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
+def test_what_was_not_scored_is_said(here, results):
+    """In the report, as JSON, in the page and by the exit code: cases without a grade are no passes."""
+    found = Evaluation.load(here.folder / "base.json")
+    lost = [evolve(each, grades={"outcome": Grade(None, "the check raised")}) for each in found.results[:100]]
+    evolve(found, results=(*lost, *found.results[100:])).save(here.folder / "half.json")
+    words = ("eval", "gate", "half.json", "--against", "base.json", "--floor", "outcome=0.9")
+    out = here(*words, code=5)
+    named = "20 cases (<case 0>, <case 1>, <case 2>, ...) are"
+    assert out.splitlines()[-1] == f"gate: undecided; {named} missing or not scored"
+    assert f"outcome: {named} not scored, so the floor of 90.0% is not shown to hold" in out
+    assert here.json(*words, code=5)["unscored"][0] == "<case 0>"
+    out = here("eval", "report", "half.json", "--html", "half.html")
+    assert f"  outcome: {named} not scored: the check raised\n" in out
+    assert "the check raised" in (here.folder / "half.html").read_text(encoding="utf-8")
+    assert here.json("eval", "report", "half.json")["unscored"]["outcome"]["<case 7>"] == "the check raised"
+    here("eval", "compare", "base.json", "few.json", code=5)
+    here("eval", "gate", "few.json", "--against", "base.json", code=5)
+    (here.folder / "suite.yaml").write_text(f"{SUITE}    check: 'operator:truediv'\n", encoding="utf-8")
+    words = ("eval", "run", "suite.yaml", "app:shopper", "--runs", "1", "--floor", "steps=0.5")
+    assert "outcome: 1 case (tea) is not scored: the check raised TypeError" in here(*words, code=0)
+
+
 def test_results_are_compared(here, results):
     """Aspect by aspect, with the interval and the number of cases that is missing."""
     out = here("eval", "compare", "base.json", "worse.json", "--metric", "outcome", "--metric", "judge", code=1)
     assert out.splitlines()[0].startswith("outcome: worse, 100.0% to 50.0% in 60 cases, difference -50.0% [-")
     assert out.splitlines()[1].startswith("judge: worse")
-    found = here.json("eval", "compare", "base.json", "few.json", code=5)["comparisons"][0]
+    found = here.json("eval", "compare", "few.json", "few.json", code=5)["comparisons"][0]
     assert (found["conclusion"], found["missing"]) == ("undecided", 38)
 
 
@@ -146,7 +170,7 @@ def test_reports(here, results):
     assert "<h2>Gate: worse</h2>" in page
     assert page.count("<polyline") == 1
     assert "<td>runs</td><td>unknown price</td>" in page
-    here("eval", "report", "few.json", "--html", "few.html", "--against", "base.json")
+    here("eval", "report", "few.json", "--html", "few.html", "--against", "few.json")
     assert "38 more cases would decide" in (here.folder / "few.html").read_text(encoding="utf-8")
     assert "http" not in page
     assert "<script" not in page

@@ -6,9 +6,10 @@ from itertools import pairwise
 import attrs
 import pytest
 
-from agentfsm import MisuseError
-from agentfsm.evals import Conclusion, GateDecision, JudgeCalibration, calibrate, compare, gate
+from agentfsm import Agent, MisuseError
+from agentfsm.evals import Case, Conclusion, GateDecision, Grade, JudgeCalibration, calibrate, compare, evaluate, gate
 from agentfsm.evals.release_gate import append_history, find_creep, load_history
+from agentfsm.testing import FunctionModel
 
 GOOD = JudgeCalibration(labels=60, spearman=0.8, kappa=0.7, false_passes=1, false_fails=2)
 
@@ -108,6 +109,58 @@ def test_only_shared_cases_count(make_evaluation):
         MisuseError, match="no case has a grade of 'judge' in both evaluations; scored aspects: outcome"
     ):
         compare(before, after, metric="judge")
+
+
+@pytest.mark.parametrize("lost", ["missing", "one run", "all runs", "half of the suite"])
+def test_a_gate_is_not_passed_by_cases_that_do_not_count(make_evaluation, lost):
+    """Cases that the candidate lacks, or has not scored in full, leave it undecided; it is worse if the others are."""
+    before = make_evaluation(*[[1] * 5] * 60)
+    rows = {"missing": [], "one run": [[1, 1, 1, 1, None]], "all runs": [[None] * 5], "half of the suite": []}[lost]
+    good, bad = [[1] * 5] * (30 if lost == "half of the suite" else 59), [[0] * 5] * 59
+    found = gate(make_evaluation(*good, *rows), before, floors={"outcome": 0.9})
+    assert found.decision is GateDecision.UNDECIDED
+    assert found.unscored[-1] == "case 60"
+    assert "missing or not scored" in str(found)
+    assert gate(make_evaluation(*bad, *rows), before).decision is GateDecision.WORSE
+    assert gate(make_evaluation(*good, [1] * 5, *[[1] * 5] * 30), before).decision is GateDecision.PASS
+
+
+def test_what_should_be_scored(make_evaluation):
+    """A grade without a value that says why, also one of the baseline; and not what no case asks for."""
+    both = make_evaluation(*[[1] * 5] * 60)
+    last = both.results[-1]
+
+    def replace(reason):
+        return attrs.evolve(
+            both, results=(*both.results[:-1], attrs.evolve(last, grades={"outcome": Grade(None, reason)}))
+        )
+
+    broken = replace("the simulated user broke")
+    assert broken.find_unscored() == broken.find_unscored("total") == {"case 60": "the simulated user broke"}
+    assert broken.find_unscored("tool_path") == replace("").find_unscored() == {}
+    assert gate(both, broken).decision is GateDecision.UNDECIDED
+    whole = attrs.evolve(both, cases={each.case: "0" for each in both.results} | {"other": "1"})
+    assert whole.find_unscored() == {"other": "it was not evaluated"}
+
+
+async def test_other_cases_are_not_compared(make_evaluation):
+    """The same ids with another input or expectation, another suite, or tools of another kind."""
+    agent = Agent(FunctionModel(lambda request: request.messages[-1].text))
+
+    async def evaluate_texts(*texts, **fields):
+        return await evaluate(agent, [Case(id=f"c{n}", input=text, **fields) for n, text in enumerate(texts)], runs=1)
+
+    before = await evaluate_texts("hard", "harder")
+    assert compare(before, await evaluate_texts("hard", "harder", tags=["new"])).cases == 2
+    with pytest.raises(MisuseError, match=r"1 case \(c1\) is not the same in both evaluations"):
+        compare(before, await evaluate_texts("hard", "easy"))
+    with pytest.raises(MisuseError, match=r"2 cases \(c0, c1\) are not the same"):
+        compare(before, await evaluate_texts("hard", "harder", expect=[lambda _answer: True]))
+    both = make_evaluation(*[[1]] * 12)
+    with pytest.raises(MisuseError, match="the speeds 'live' and 'recorded'"):
+        compare(both, attrs.evolve(both, speed="recorded"))
+    with pytest.raises(MisuseError, match="the suites 'suite' and 'other'"):
+        compare(both, attrs.evolve(both, suite="other"))
 
 
 def test_mcnemar_needs_single_runs(make_evaluation):

@@ -33,8 +33,8 @@ from agentfsm.evals import (
     gate,
     grade_stored,
 )
-from agentfsm.evals.comparison import Conclusion
-from agentfsm.evals.release_gate import GateDecision, append_history, find_below_floors, find_creep, load_history
+from agentfsm.evals.comparison import Conclusion, name_cases
+from agentfsm.evals.release_gate import GateDecision, append_history, check_floors, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
 from agentfsm.evals.rubric_judge import JudgeCalibration
 from agentfsm.evals.suite_files import describe_run, load_suite
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     _report(terminal, found, decided)
     if decided is not None:
         return _GATE_CODES[decided.decision]
-    below = find_below_floors(found, floors)
-    for reason in below:
+    checked = check_floors(found, floors)
+    for _decision, reason in checked:
         terminal.err(reason)
-    return ExitCode.FAILED if below else ExitCode.DONE
+    return min([_GATE_CODES[each] for each, _reason in checked], default=ExitCode.DONE)
 
 
 def _write_files(args: argparse.Namespace, found: Evaluation, decided: GateReport | None) -> None:
@@ -118,12 +118,22 @@ def _write_files(args: argparse.Namespace, found: Evaluation, decided: GateRepor
 
 
 def _report(terminal: Terminal, found: Evaluation, decided: GateReport | None) -> None:
+    unscored = found.find_all_unscored()
     if terminal.json:
         means = {name: found.mean(name) for name in found.metrics}
-        terminal.document({"means": means, **found.to_dict(), "gate": None if decided is None else _as_json(decided)})
+        terminal.document(
+            {
+                "means": means,
+                "unscored": unscored,
+                **found.to_dict(),
+                "gate": None if decided is None else _as_json(decided),
+            }
+        )
         return
     for line in _format_evaluation(found):
         terminal.out(line)
+    for name, cases in unscored.items():
+        terminal.out(f"  {name}: {name_cases([*cases])} not scored: {next(iter(cases.values()))}"[:300])
     for line in () if decided is None else (*decided.reasons, str(decided)):
         terminal.out(line)
 
