@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mimetypes
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 # Hexadecimal digits of the id of a case that was given none: enough to tell the inputs of a suite apart.
 CASE_ID_DIGITS: Final = 8
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 # Hexadecimal digits of the digest of a case.
 DIGEST_DIGITS: Final = 12
 
@@ -353,6 +355,11 @@ def _as_memory(given: Iterable[str | Mapping[str, Any]] | None) -> tuple[str | M
     return None if given is None else tuple(given)
 
 
+def hash_facts(facts: Any, digits: int) -> str:
+    """Return a hash of what `describe` returned, which is the same in each process: no addresses of objects count."""
+    return short_hash(_ADDRESS.sub("", json.dumps(to_mutable_json(facts), sort_keys=True, default=str)), digits)
+
+
 def _describe_turn(turn: Turn | SimulatedUser | NextTurn) -> list[Any] | str:
     """Return a turn as JSON that is the same in each process: a model and a function by their names."""
     if isinstance(turn, Turn):
@@ -512,7 +519,7 @@ class Case(Value):
         """Hash of all that the case says and expects, without its id and tags: 12 hexadecimal digits."""
         names = [each for each in attrs.fields_dict(Case) if each not in {"id", "tags"}]
         content = {name: describe(getattr(self, name)) for name in names}
-        return short_hash(json.dumps(to_mutable_json(content), sort_keys=True, default=str), DIGEST_DIGITS)
+        return hash_facts(content, DIGEST_DIGITS)
 
 
 def _as_cases(given: Iterable[Case]) -> tuple[Case, ...]:

@@ -6,9 +6,7 @@ evaluation that was killed goes on where it was, and grades that are computed fr
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import Parameter, isawaitable, signature
@@ -22,19 +20,18 @@ from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.extras import resolve_model
 from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import AgentError, LimitError, MisuseError, ModelError
-from agentfsm.core.header import short_hash
 from agentfsm.core.limits import StopReason
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.validation import COUNT, POSITIVE, STRING, require_choice, shorten_repr
 from agentfsm.engine.deciders.answer_key import describe, describe_agent
-from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn
+from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn, hash_facts
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
 from agentfsm.evals.recorded_tools import Recording
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, add_usd, grade_turns
-from agentfsm.ports.model import Request, to_mutable_json
+from agentfsm.ports.model import Request
 from agentfsm.ports.store import Filter, Store
 from agentfsm.telemetry.costs import estimate
 from agentfsm.testing.models import FunctionModel
@@ -47,8 +44,6 @@ RUNS: Final = 5
 PARALLEL: Final = 8
 # Hexadecimal digits of the hash in the id of a run.
 RUN_ID_DIGITS: Final = 16
-# Addresses in the texts of objects, which differ between processes.
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 # Part of a limit in US dollars by which sums of floating-point numbers may exceed it.
 ROUNDING: Final = 1e-9
 
@@ -419,7 +414,7 @@ class _Runner:
             last = await agent.runs.list(Filter(session=case.session), limit=1)
             facts += [[each.id, each.version] for each in last]
         if self.chooser is not None:
-            chosen_by = f"eval-{short_hash(json.dumps(facts, sort_keys=True, default=str), RUN_ID_DIGITS)}-{repeat}"
+            chosen_by = f"eval-{hash_facts(facts, RUN_ID_DIGITS)}-{repeat}"
             agent, found = await self.chooser.choose(
                 user=case.user,
                 session=case.session,
@@ -440,8 +435,7 @@ class _Runner:
         ).header
         facts += [header.agent, header.agent_version, attrs.asdict(header.fingerprint), options]
         facts.append(_describe_target(agent))
-        text = _ADDRESS.sub("", json.dumps(to_mutable_json(facts), sort_keys=True, default=str))
-        return f"eval-{short_hash(text, RUN_ID_DIGITS)}-{repeat}", agent, options
+        return f"eval-{hash_facts(facts, RUN_ID_DIGITS)}-{repeat}", agent, options
 
 
 def _describe_target(agent: Any, seen: tuple[object, ...] = ()) -> list[Any]:

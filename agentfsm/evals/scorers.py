@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -13,7 +14,8 @@ from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.value import Value
-from agentfsm.evals.case import CallPath, Case, ExpectedCall
+from agentfsm.engine.deciders.answer_key import describe
+from agentfsm.evals.case import CallPath, Case, ExpectedCall, hash_facts
 from agentfsm.evals.conversation import PlayedTurn, record
 from agentfsm.evals.run_checks import Expectation, RunCheck
 from agentfsm.prompts import ReplyCheck, find_failures
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # Characters of a reason that a report shows.
 MAX_REASON_CHARS: Final = 300
+# Hexadecimal digits of the hash of a check of the world.
+CHECK_DIGITS: Final = 8
 
 
 @attrs.frozen
@@ -147,30 +151,32 @@ def _find_failure(runs: Sequence[Run[Any]], checks: Sequence[Expectation]) -> st
 
 
 async def _record_check(graded: GradedRun) -> Grade:
-    """Check the world in a run of its own, whose answer is the grade; if there is one already, return its grade."""
+    """Check the world, and keep the verdict as a run, whose id follows from the code of the check; return a kept one.
+
+    A check that is broken has no verdict, so it is made again.
+    """
     check, run = graded.case.check, graded.run
     assert check is not None  # noqa: S101  the caller has looked
 
-    async def decide() -> list[object]:
-        try:
-            found: object = check(run, graded.deps)
-            found = await found if isawaitable(found) else found
-        except Exception as error:  # noqa: BLE001  the check is the user's code
-            return [None, f"the check raised {type(error).__name__}: {error}"]
-        if found is True:
-            return [1.0, ""]
-        if found is False or isinstance(found, str):
-            return [0.0, found or "the check of the world failed"]
-        return [None, f"the check returned {type(found).__name__}: return True, False or a reason"]
-
-    check_id = f"{run.id}-check"
+    check_id = f"{run.id}-check-{hash_facts(describe(check), CHECK_DIGITS)}"
+    try:
+        kept = await graded.agent.runs.load(check_id)
+    except RunNotFoundError:
+        kept = None
+    if kept is not None and kept.state is State.DONE:
+        return Grade(*json.loads(kept.answer))
     if not graded.has_world:
-        try:
-            await graded.agent.runs.header(check_id)
-        except RunNotFoundError:
-            return Grade(None, "another process had begun the run, so its world is gone: evaluate with another label")
-    value, reason = await record(graded.agent, check_id, f"Check the world after the run {run.id}.", decide)
-    return Grade(value, reason)
+        return Grade(None, "another process had begun the run, so its world is gone: evaluate with another label")
+    try:
+        found: object = check(run, graded.deps)
+        found = await found if isawaitable(found) else found
+    except Exception as error:  # noqa: BLE001  the check is the user's code
+        return Grade(None, f"the check raised {type(error).__name__}: {error}")
+    if found is not True and found is not False and not isinstance(found, str):
+        return Grade(None, f"the check returned {type(found).__name__}: return True, False or a reason")
+    verdict = [1.0, ""] if found is True else [0.0, found or "the check of the world failed"]
+    await record(graded.agent, check_id, f"Check the world after the run {run.id}.", lambda: verdict)
+    return Grade(*verdict)
 
 
 def grade_turns(graded: GradedRun) -> tuple[TurnResult, ...]:

@@ -167,6 +167,28 @@ async def test_a_world_that_is_gone():
     assert (await evaluate(agent, [checked], runs=1, deps=[5])).mean() == 1
 
 
+async def test_another_check_has_a_verdict_of_its_own(make_agent):
+    """The same one is made once; a check that is changed, or raised before, is made anew on the runs that are kept."""
+    agent, made, fixed = make_agent(), [], []
+
+    def broken(run, _deps):
+        made.append(run.id)
+        return True if fixed else fixed[0]
+
+    def strict(wanted):
+        return lambda run, _deps: run.answer == wanted or f"it is not {wanted}"
+
+    async def check(by):
+        [result] = (await evaluate(agent, [Case(id="c", input="x", check=by)], runs=1)).results
+        return result.grades["outcome"].value
+
+    assert [await check(each) for each in (lambda _run, _deps: True, lambda _run, _deps: False)] == [1, 0]
+    assert [await check(strict(each)) for each in ("other", "The value is $40,000.", "other")] == [0, 1, 0]
+    assert await check(broken) is None
+    fixed.append(True)
+    assert [await check(broken), await check(broken), len(made)] == [1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("check", "value", "reason"),
     [
