@@ -176,21 +176,28 @@ def compare(
     means = [(fmean(first[case]), fmean(second[case])) for case in shared]
     base, differences = fmean(mean for mean, _ in means), [after - before for before, after in means]
     margin = worse_by * base
-    spread = _floor_spread(margin, first, second, shared)
-    interval, lowest, needed_runs = (-1.0, 1.0), -1.0, 0
+    interval, lowest, needed_runs, needed = (-1.0, 1.0), -1.0, 0, MIN_CASES
     is_few = len(shared) < MIN_CASES and all({*first[case], *second[case]} <= {0.0, 1.0} for case in shared)
+    # A sample in which nothing differs has no spread, and could have come from an agent that fails in a few kinds of
+    # cases. If a loss of the margin is real, and each case passes or fails, the differences have at least this spread.
+    # Repeats do not lower it, since runs of one case may all be the same.
+    least = math.sqrt(margin * max(0.0, 1 - margin))
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    own = 0.0
     if len(shared) >= MIN_CASES:
-        interval, own = bootstrap_interval(differences, confidence=confidence), mean_and_spread(differences)[1]
-        spread = max(spread, own)
+        mean, own = mean_and_spread(differences)
+        low, high = bootstrap_interval(differences, confidence=confidence)
+        half = z * max(least, own) / math.sqrt(len(shared))
+        lowest = max(-1.0, min(low, mean - half))
+        interval = lowest, min(1.0, high if own else mean + half)
     elif is_few:
         rates = [(fmean(first[case]), len(first[case]), fmean(second[case]), len(second[case])) for case in shared]
-        interval = interval_of_rates(rates, confidence=confidence)
-        lowest = interval[0]
+        lowest, high = interval_of_rates(rates, confidence=confidence)
+        interval = min(lowest, fmean(differences)), max(high, fmean(differences))
         needed_runs = _count_runs(rates, margin, confidence)
-    needed = max(MIN_CASES, cases_needed(spread, margin, confidence=confidence)) if margin else MIN_CASES
-    if len(shared) >= MIN_CASES:
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
-        lowest = min(interval[0], fmean(differences) - half)
+    if margin:
+        found = cases_needed(own, margin, confidence=confidence)
+        needed = max(MIN_CASES, found, math.ceil((z * least / margin) ** 2))
     excludes_margin = not unscored and (lowest > -margin or (not margin and len(shared) >= MIN_CASES))
     return Comparison(
         metric=metric,
@@ -254,18 +261,6 @@ def _conclude(interval: tuple[float, float], excludes_margin: bool) -> Conclusio
     if interval[0] > 0 and excludes_margin:
         return Conclusion.BETTER
     return Conclusion.NOT_WORSE if excludes_margin else Conclusion.UNDECIDED
-
-
-def _floor_spread(
-    margin: float, first: Mapping[str, list[float]], second: Mapping[str, list[float]], shared: Iterable[str]
-) -> float:
-    """Return the spread that the differences of cases have at least if a loss of `margin` is real.
-
-    A sample in which nothing differs has no spread, and could have come from an agent that fails now and then. If runs
-    fail with the probability `margin`, the mean of the runs of a case has at least the variance of that.
-    """
-    fewest = min(min(len(first[case]), len(second[case])) for case in shared)
-    return math.sqrt(margin * max(0.0, 1 - margin) / fewest)
 
 
 def _test_pairs(

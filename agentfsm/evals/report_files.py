@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -13,7 +14,7 @@ from agentfsm.core.usage import format_usd
 from agentfsm.evals.comparison import MIN_CASES, name_cases
 from agentfsm.evals.results import PASSED, CaseResult, Evaluation
 from agentfsm.evals.scorers import MAX_REASON_CHARS, Grade
-from agentfsm.evals.statistics import bootstrap_interval
+from agentfsm.evals.statistics import CONFIDENCE, bootstrap_interval
 
 if TYPE_CHECKING:
     from agentfsm.evals.release_gate import GateReport, HistoryEntry
@@ -30,11 +31,18 @@ _WIDTH, _HEIGHT = 240, 48
 
 
 def find_interval(evaluation: Evaluation, metric: str) -> tuple[float, float] | None:
-    """Return the interval of a mean over the cases, with a confidence of 95 %; None for fewer than 10 cases."""
+    """Return the interval of a mean over the cases, with a confidence of 95 %; None for fewer than 10 cases.
+
+    If all cases have one mean, it is Wilson's, of cases that pass or fail.
+    """
     means = [fmean(each) for each in evaluation.by_case(metric).values()]
-    if len(means) < MIN_CASES:
+    if (number := len(means)) < MIN_CASES:
         return None
     low, high = bootstrap_interval(means)
+    if max(means) == min(means):
+        mean, z = means[0], NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+        half = z * math.sqrt(mean * (1 - mean) / number + z * z / (4 * number * number))
+        low, high = [(mean + z * z / (2 * number) + side * half) / (1 + z * z / number) for side in (-1, 1)]
     return max(0.0, low), min(1.0, high)
 
 

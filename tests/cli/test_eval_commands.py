@@ -24,7 +24,7 @@ cases:
 
 @pytest.fixture
 def results(here):
-    """Write results of 60 cases: `base.json`, `same.json`, `worse.json` with half of the passes, and `few.json`."""
+    """Write results of 80 cases: `base.json`, `same.json`, `worse.json` with half of the passes, and `few.json`."""
 
     def write(name, cases, passes):
         grades = [[float(passes(case, repeat)) for repeat in range(5)] for case in range(cases)]
@@ -43,9 +43,9 @@ def results(here):
         result = Evaluation(suite="s", agent="a", version=name, at="2026-01-01", runs=5, results=tuple(found))
         result.save(here.folder / f"{name}.json")
 
-    write("base", 60, lambda case, repeat: True)
-    write("same", 60, lambda case, repeat: True)
-    write("worse", 60, lambda case, repeat: case % 2)
+    write("base", 80, lambda case, repeat: True)
+    write("same", 80, lambda case, repeat: True)
+    write("worse", 80, lambda case, repeat: case % 2)
     write("few", 12, lambda case, repeat: True)
 
 
@@ -94,9 +94,9 @@ def test_a_gate_has_three_answers(here, results, name, code, word):
     against = "few.json" if name == "few" else "base.json"
     words = ("eval", "gate", f"{name}.json", "--against", against, "--history", "history.jsonl")
     out = here(*words, code=code)
-    more = "; 38 more cases would decide (unknown price)" if code == 5 else ""
+    more = "; 61 more cases would decide (unknown price)" if code == 5 else ""
     assert out.splitlines()[-1] == f"gate: {word}{more}"
-    assert here.json(*words, code=code)["missing"] == (38 if more else 0)
+    assert here.json(*words, code=code)["missing"] == (61 if more else 0)
     here("eval", "gate", f"{name}.json", "--against", "nowhere.json", code=2)
     here("eval", "gate", f"{name}.json", "--agianst", "base.json", code=2)
     assert here.json(*words, code=code)["decision"] == word
@@ -128,10 +128,10 @@ def test_what_was_not_scored_is_said(here, results):
 def test_results_are_compared(here, results):
     """Aspect by aspect, with the interval and the number of cases that is missing."""
     out = here("eval", "compare", "base.json", "worse.json", "--metric", "outcome", "--metric", "judge", code=1)
-    assert out.splitlines()[0].startswith("outcome: worse, 100.0% to 50.0% in 60 cases, difference -50.0% [-")
+    assert out.splitlines()[0].startswith("outcome: worse, 100.0% to 50.0% in 80 cases, difference -50.0% [-")
     assert out.splitlines()[1].startswith("judge: worse")
     found = here.json("eval", "compare", "few.json", "few.json", code=5)["comparisons"][0]
-    assert (found["conclusion"], found["missing"]) == ("undecided", 38)
+    assert (found["conclusion"], found["missing"]) == ("undecided", 61)
 
 
 def test_floors_and_judges_of_a_gate(here, results):
@@ -161,7 +161,7 @@ def test_reports(here, results):
     files = ("--junit", "r.xml", "--html", "r.html", "--against", "base.json", "--history", "h.jsonl")
     here("eval", "report", "worse.json", *files)
     suite = fromstring((here.folder / "r.xml").read_text(encoding="utf-8"))  # noqa: S314  written by us
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("300", "150", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("400", "200", "0")
     assert suite[0].find("failure").get("message") == "wrong & <b>"
     page = (here.folder / "r.html").read_text(encoding="utf-8")
     assert "wrong &amp; &lt;b&gt;" in page
@@ -171,7 +171,7 @@ def test_reports(here, results):
     assert page.count("<polyline") == 1
     assert "<td>runs</td><td>unknown price</td>" in page
     here("eval", "report", "few.json", "--html", "few.html", "--against", "few.json")
-    assert "38 more cases would decide" in (here.folder / "few.html").read_text(encoding="utf-8")
+    assert "61 more cases would decide" in (here.folder / "few.html").read_text(encoding="utf-8")
     assert "http" not in page
     assert "<script" not in page
 
