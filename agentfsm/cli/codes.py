@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import LimitError, MisuseError, RunNotFoundError
 from agentfsm.core.limits import BUDGET_REASONS
 from agentfsm.core.machine import State
 
@@ -43,5 +43,7 @@ def for_run(run: Run) -> ExitCode:
 
 
 def for_error(error: AgentError) -> ExitCode:
-    """Return the exit code for an error: USAGE if the arguments are at fault, else FAILED."""
+    """Return the exit code for an error: USAGE if the arguments are at fault, LIMIT at a limit, else FAILED."""
+    if isinstance(error, LimitError):
+        return ExitCode.LIMIT
     return ExitCode.USAGE if isinstance(error, MisuseError | RunNotFoundError) else ExitCode.FAILED

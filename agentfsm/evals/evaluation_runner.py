@@ -97,7 +97,9 @@ async def evaluate(
             name, whatever its code is, so after a change give another label. None: the memory of this call.
         parallel: Maximum of cases at a time, 1 or more.
         usd: US dollars that all of it may cost: the runs, simulated users and judges, those of an earlier call that
-            this one continues included. No case begins that is not likely to stay within it. None: no limit.
+            this one continues included. No case begins that exceeds it if it costs as much as the dearest one before.
+            A case that has begun is finished, so cases that are dearer than all before may exceed it, `parallel` of
+            them at most. None: no limit.
         on_estimate: Called before the first request with the US dollars that all of it is likely to cost; None if a
             price is unknown. Raise an error to stop. With a limit the estimate is also logged.
         on_result: Called with each result, for progress.
@@ -105,8 +107,8 @@ async def evaluate(
     Raises:
         MisuseError: if an argument is wrong, a case has no recorded run where the speed needs one, or there is a limit
             in US dollars and a price is unknown.
-        LimitError: if the limit in US dollars is reached. Cases that are over are kept, so a call with a higher one
-            goes on.
+        EvaluationLimitError: if the limit in US dollars is reached. Cases that are over are kept, so a call with a
+            higher one goes on.
         AgentError: if a run cannot be executed, such as a StoreError. Runs that are over are kept.
     """
     COUNT.check("evaluate", "runs", runs)
@@ -123,7 +125,8 @@ async def evaluate(
     runs = 1 if speed == "replay" else runs
     chooser: Any = target if hasattr(target, "choose") and hasattr(target, "arms") else None
     agents = _list_agents(target, chooser, store)
-    runner = _Runner(agents=agents, chooser=chooser, scorers=tuple(scorers), speed=speed, deps=deps, label=label)
+    checked = _check_scorers(scorers, cases)
+    runner = _Runner(agents=agents, chooser=chooser, scorers=checked, speed=speed, deps=deps, label=label)
     jobs = [(case, repeat) for case in cases for repeat in range(1, runs + 1)]
     expected = None
     if usd is not None or on_estimate is not None:
@@ -132,20 +135,54 @@ async def evaluate(
         if on_estimate is not None:
             on_estimate(expected)
     purse = None if usd is None else Purse(limit=usd, jobs=len(jobs), expected=expected)
-    results = await execute_all(lambda job: runner.evaluate_once(*job), jobs, parallel, purse, on_result)
-    return Evaluation(
-        suite=cases.name,
-        agent=agents[0].name,
-        version=_join(agent.version for agent in agents),
-        fingerprint=_join(agent.fingerprint.digest for agent in agents),
-        model=_join(agent.model.name for agent in agents),
-        speed=speed,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        runs=runs,
-        results=tuple(results),
-        cases={case.id: case.digest for case in cases},
-        estimated_usd=expected,
-    )
+
+    def build(results: Iterable[CaseResult]) -> Evaluation:
+        return Evaluation(
+            suite=cases.name,
+            agent=agents[0].name,
+            version=_join(agent.version for agent in agents),
+            fingerprint=_join(agent.fingerprint.digest for agent in agents),
+            model=_join(agent.model.name for agent in agents),
+            speed=speed,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            runs=runs,
+            results=tuple(results),
+            cases={case.id: case.digest for case in cases},
+            estimated_usd=expected,
+        )
+
+    try:
+        results = await execute_all(lambda job: runner.evaluate_once(*job), jobs, parallel, purse, on_result)
+    except EvaluationLimitError as error:
+        error.evaluation = build(error.results)
+        raise
+    return build(results)
+
+
+def _check_scorers(scorers: Iterable[RunScorer], cases: Suite) -> tuple[RunScorer, ...]:
+    """Return the scorers.
+
+    Raises:
+        MisuseError: if two have one name, one has the name of a built-in aspect, or no scorer is there for a weight or
+            a rubric of a case.
+    """
+    found: dict[str, RunScorer] = {}
+    built_in: dict[str, type] = {each.name: type(each) for each in SCORERS} | {"total": type(None)}
+    for each in scorers:
+        if each.name in found or not isinstance(each, built_in.get(each.name, object)):
+            raise MisuseError(
+                f"evaluate(scorers=...): {each.name!r} names another aspect as well: give each scorer a name of its own"
+            )
+        found[each.name] = each
+    for case in cases:
+        if unknown := case.weights.keys() - found.keys() - built_in.keys():
+            raise MisuseError(f"case {case.id!r} has a weight of {min(unknown)!r}; scorers: {', '.join(found)}")
+        if case.rubric is not None and found.keys() <= built_in.keys():
+            raise MisuseError(
+                f"case {case.id!r} has a rubric, and no judge grades by it: scorers=[*SCORERS, RubricJudge(...)], or "
+                "--judge MODEL"
+            )
+    return tuple(found.values())
 
 
 async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | None:
@@ -175,6 +212,20 @@ async def _estimate(runner: _Runner, jobs: list[tuple[Case, int]]) -> float | No
     return add_usd(by_case[case.id] for case, _repeat in jobs)
 
 
+class EvaluationLimitError(LimitError):
+    """The limit in US dollars of an evaluation is reached.
+
+    Attributes:
+        results: Results of the cases that are over.
+        evaluation: The same as an `Evaluation`, with which no gate is passed; None of `grade_stored`.
+    """
+
+    def __init__(self, results: Sequence[CaseResult], message: str) -> None:
+        super().__init__(str(StopReason.COST_BUDGET), message)
+        self.results = results
+        self.evaluation: Evaluation | None = None
+
+
 @attrs.define(eq=False)
 class Purse:
     """The US dollars of an evaluation: what was spent, and what the cases in progress are likely to cost."""
@@ -183,6 +234,7 @@ class Purse:
     jobs: int
     expected: float | None
     spent: float = 0.0
+    dearest: float = 0.0
     done: int = 0
     in_progress: int = 0
 
@@ -192,10 +244,11 @@ class Purse:
     async def take(self) -> bool:
         """Return whether another case is likely to stay within the limit, which is then in progress.
 
-        The cost of a case is the mean of those that are over. While others may turn out cheaper, this waits for them.
+        Each case may cost as much as the dearest one that is over. While others may turn out cheaper, this waits for
+        them.
         """
         while True:
-            one = self.spent / self.done if self.done else (self.expected or 0.0) / self.jobs
+            one = self.dearest if self.done else (self.expected or 0.0) / self.jobs
             whole = self.spent + (self.in_progress + 1) * one
             if self.spent < self.limit and whole <= self.limit * (1 + ROUNDING):
                 self.in_progress += 1
@@ -216,7 +269,7 @@ class Purse:
                 f"evaluate(usd={self.limit:g}): the price of a model of run {result.run_id} is unknown, so the limit "
                 "cannot hold: give the model a price, or leave usd= out"
             )
-        self.spent, self.done = self.spent + usd, self.done + 1
+        self.spent, self.dearest, self.done = self.spent + usd, max(self.dearest, usd), self.done + 1
         self.end()
 
     def end(self) -> None:
@@ -310,8 +363,8 @@ async def execute_all(
     if errors:
         raise errors[0]
     if purse is not None and len(found) < len(jobs):
-        raise LimitError(
-            str(StopReason.COST_BUDGET),
+        raise EvaluationLimitError(
+            [found[index] for index in sorted(found)],
             f"{len(found)} of {len(jobs)} cases cost {format_usd(purse.spent)}, and more would exceed "
             f"usd={purse.limit:g}; they are kept: evaluate with a higher usd to go on",
         )

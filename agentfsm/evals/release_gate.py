@@ -100,11 +100,8 @@ def gate(
     names, limits = tuple(dict.fromkeys(metrics)), dict(floors or {})
     if not names:
         raise MisuseError("gate(metrics=()): name one aspect or more")
-    if any(each.startswith("judge") for each in (*names, *limits)):
-        if calibration is None:
-            raise MisuseError("a judge that is not calibrated decides nothing: see `agentfsm eval calibrate`")
-        if (why := calibration.find_doubt()) is not None:
-            raise MisuseError(why)
+    for each in (candidate, against):
+        check_judges(each, (*names, *limits), calibration)
     share = 1 - (1 - confidence) / len(names)
     found = [compare(against, candidate, metric=each, worse_by=worse_by, confidence=share) for each in names]
     decisions = [(_decide_aspect(each), str(each)) for each in found]
@@ -126,6 +123,23 @@ def gate(
         missing_usd=None if spent is None else missing * spent / cases,
         unscored=tuple(dict.fromkeys(unscored)),
     )
+
+
+def check_judges(evaluation: Evaluation, names: Iterable[str], calibration: JudgeCalibration | None) -> None:
+    """Raise a MisuseError if a judge has graded one of these aspects, and the calibration does not allow it."""
+    for name in names:
+        for judge in evaluation.find_judges(name):
+            if calibration is None:
+                raise MisuseError(
+                    f"{name}: a judge that is not calibrated decides nothing: see `agentfsm eval calibrate`"
+                )
+            if (why := calibration.find_doubt()) is not None:
+                raise MisuseError(why)
+            if judge and judge != calibration.judge:
+                raise MisuseError(
+                    f"{name}: the calibration is of {calibration.judge or 'an unknown judge'}, and the judge here is "
+                    f"{judge}, of another model or rubric: calibrate this judge"
+                )
 
 
 def check_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> list[tuple[GateDecision, str]]:

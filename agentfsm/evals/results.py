@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
-from agentfsm.evals.scorers import Grade, TurnResult, add_usd
+from agentfsm.evals.scorers import GRADE, Grade, TurnResult, add_usd
 
 # Version of the form of the file.
 RESULT_FORMAT: Final = 1
@@ -38,7 +38,7 @@ class CaseResult(Value):
     grades: Mapping[str, Grade]
     """Grade by the name of the scorer."""
 
-    total: float | None
+    total: float | None = attrs.field(validator=GRADE.or_none())
     """Mean of the grades, weighted as the case says; None if nothing was scored."""
 
     tags: tuple[str, ...] = ()
@@ -185,6 +185,16 @@ class Evaluation(Value):
         done = {each.case for each in self.results}
         return found | {case: "it was not evaluated" for case in self.cases if case not in done}
 
+    def find_judges(self, metric: str) -> frozenset[str]:
+        """Return the digests of the judges that have graded an aspect; "" for one that gives none, but a name."""
+        found = [
+            (name, grade)
+            for each in self.results
+            for name, grade in each.grades.items()
+            if metric in {name, "total"} and grade.value is not None
+        ]
+        return frozenset([grade.judge for name, grade in found if grade.judge or name.startswith("judge")])
+
     def find_all_unscored(self) -> dict[str, dict[str, str]]:
         """Return what `find_unscored` returns for each aspect of which it finds something."""
         names = dict.fromkeys(name for each in self.results for name in each.grades)
@@ -234,11 +244,13 @@ class Evaluation(Value):
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            if data.pop("format") != RESULT_FORMAT:
-                raise MisuseError(f"{path} has another format: evaluate again with this version of agentfsm")
-            return cls(**{**data, "results": tuple(map(_read_result, data["results"]))})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            is_known = data.pop("format") == RESULT_FORMAT
+            found = cls(**{**data, "results": tuple(map(_read_result, data["results"]))}) if is_known else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, MisuseError) as error:
             raise MisuseError(f"{path} is not the result of an evaluation: {error}") from None
+        if found is None:
+            raise MisuseError(f"{path} has another format: evaluate again with this version of agentfsm")
+        return found
 
 
 def _read_result(data: Mapping[str, Any]) -> CaseResult:

@@ -24,7 +24,7 @@ from agentfsm.core.validation import BOOL, COUNT, NAME
 from agentfsm.core.value import Value
 from agentfsm.evals.case import HIGHEST, LOWEST, Rubric, as_rubric
 from agentfsm.evals.conversation import describe_reply, run_beside
-from agentfsm.evals.scorers import Grade, GradedRun, add_usd
+from agentfsm.evals.scorers import GRADE, Grade, GradedRun, add_usd
 from agentfsm.evals.statistics import cohen_kappa, spearman
 from agentfsm.tools.schema.arguments import read_object
 
@@ -108,7 +108,13 @@ class RubricJudge(Value):
     """Whether the judge may be of the agent's model family."""
 
     name: str = attrs.field(default="judge", validator=NAME)
-    """Name of the aspect; it begins with "judge", so that a gate asks for the calibration."""
+    """Name of the aspect, unlike those of the other scorers."""
+
+    @property
+    def digest(self) -> str:
+        """Model, and a hash of the rubric and of what the model is told: what a calibration holds for."""
+        rubric = {name: dict(each) for name, each in self.rubric.items()}
+        return f"{self.model.name} {short_hash(json.dumps([_GRADE_PROMPT, rubric], sort_keys=True), DIGEST_DIGITS)}"
 
     async def grade(self, graded: GradedRun) -> Grade:
         """Grade the answer of a run by the mean of the votes. A run without an answer gets 0.
@@ -118,7 +124,7 @@ class RubricJudge(Value):
         """
         self._check_family(graded.run)
         if graded.run.state is not State.DONE:
-            return Grade(0.0, "there is no answer")
+            return Grade(0.0, "there is no answer", judge=self.digest)
         rubric = self.rubric if graded.case.rubric is None else graded.case.rubric
         work = {**_describe_task(graded), **_describe_conversation(graded.runs), "answer": graded.run.answer}
         return await self._vote(graded, rubric, work)
@@ -143,7 +149,7 @@ class RubricJudge(Value):
         if played.version is not None:
             run = await graded.agent.runs.load(run.id, at=played.version)
         if run.is_over and run.state is not State.DONE:
-            return Grade(0.0, "there is no answer")
+            return Grade(0.0, "there is no answer", judge=self.digest)
         work = {"task": str(played.turn), **_describe_conversation([*before, run]), "answer": describe_reply(run)}
         return await self._vote(graded, played.turn.rubric, work)
 
@@ -156,10 +162,10 @@ class RubricJudge(Value):
         replies, usd = await self._collect(graded, _GRADE_PROMPT.format(anchors=anchors), [work] * self.votes, "")
         votes = [vote for reply in replies if (vote := _parse_vote(reply, rubric)) is not None]
         if not votes:
-            return Grade(None, f"none of {self.votes} replies of the judge is a valid grade", usd)
+            return Grade(None, f"none of {self.votes} replies of the judge is a valid grade", usd, self.digest)
         value = fmean(score for score, _reason in votes)
         worst = min(votes, key=lambda vote: vote[0])
-        return Grade(value, "" if value == 1 else worst[1], usd)
+        return Grade(value, "" if value == 1 else worst[1], usd, self.digest)
 
     def estimate_usd(self, tokens: float) -> float | None:
         """Return the US dollars of the votes on an answer, at the price of the model; None if it is unknown.
@@ -322,11 +328,14 @@ class JudgeCalibration(Value):
     unscored: int = 0
     """Answers that the judge has not scored."""
 
+    judge: str = ""
+    """`RubricJudge.digest` of the judge, the only one that a gate then lets decide; empty for a scorer of your own."""
+
     def find_doubt(self) -> str | None:
         """Return the reason why the judge may not decide; None if it has 50 labels or more, and agrees with them."""
         if self.labels < MIN_LABELS:
             return f"the judge is calibrated with {self.labels} labels: collect {MIN_LABELS} or more"
-        if min(self.spearman, self.kappa) < MIN_AGREEMENT:
+        if not (self.spearman >= MIN_AGREEMENT and self.kappa >= MIN_AGREEMENT):  # also if one is no number
             return (
                 f"the judge does not agree with people (Spearman {self.spearman:.2f}, kappa {self.kappa:.2f}; both "
                 f"have to be {MIN_AGREEMENT} or more): improve its rubric or take another model"
@@ -334,19 +343,26 @@ class JudgeCalibration(Value):
         return None
 
 
-def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: float = GOOD) -> JudgeCalibration:
+def calibrate(
+    judged: Sequence[float | None], labels: Sequence[float], *, good: float = GOOD, judge: str = ""
+) -> JudgeCalibration:
     """Compare the grades of a judge with the labels of people for the same answers.
 
     Args:
         judged: Grades of the judge, from 0 to 1; None for an answer that it has not scored.
         labels: Labels of people on the same scale.
         good: Grade from which an answer counts as good.
+        judge: `RubricJudge.digest` of the judge, or `Grade.judge` of its grades.
 
     Raises:
-        MisuseError: if the lists have different lengths, or nothing in common.
+        MisuseError: if the lists have different lengths, or nothing in common, or a label is no number from 0 to 1.
     """
     if len(judged) != len(labels):
         raise MisuseError(f"{len(judged)} grades and {len(labels)} labels: give one label for each grade")
+    for label in labels:
+        GRADE.check("calibrate", "labels", label)
+    for grade in judged:
+        GRADE.or_none().check("calibrate", "judged", grade)
     pairs = [(grade, label) for grade, label in zip(judged, labels, strict=True) if grade is not None]
     if not pairs:
         raise MisuseError("no answer has both a grade of the judge and a label")
@@ -359,4 +375,5 @@ def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: 
         false_passes=sum(a and not b for a, b in zip(passes, wanted, strict=True)),
         false_fails=sum(b and not a for a, b in zip(passes, wanted, strict=True)),
         unscored=len(judged) - len(pairs),
+        judge=judge,
     )

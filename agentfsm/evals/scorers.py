@@ -13,6 +13,7 @@ from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.core.validation import ValueRule, is_number
 from agentfsm.core.value import Value
 from agentfsm.engine.deciders.answer_key import describe
 from agentfsm.evals.case import CallPath, Case, ExpectedCall, hash_facts
@@ -30,11 +31,18 @@ MAX_REASON_CHARS: Final = 300
 CHECK_DIGITS: Final = 8
 
 
+GRADE: Final = ValueRule(fits=lambda value: is_number(value) and 0 <= value <= 1, wanted="a number from 0 to 1")
+
+
 @attrs.frozen
 class Grade(Value):
-    """The grade of one aspect of a run."""
+    """The grade of one aspect of a run.
 
-    value: float | None
+    Raises:
+        MisuseError: if the value is no number from 0 to 1.
+    """
+
+    value: float | None = attrs.field(validator=GRADE.or_none())
     """From 0 (worst) to 1 (best); None if the aspect is not scored, which is not the same as 0."""
 
     reason: str = ""
@@ -42,6 +50,9 @@ class Grade(Value):
 
     usd: float | None = 0.0
     """US dollars of the requests of a judge; 0 for a grade by a rule; None if a price is unknown."""
+
+    judge: str = ""
+    """Digest of the judge, which a gate compares with that of its calibration; empty for a grade by a rule."""
 
 
 @attrs.frozen(kw_only=True)

@@ -125,6 +125,23 @@ def test_what_was_not_scored_is_said(here, results):
     assert "outcome: 1 case (tea) is not scored: the check raised TypeError" in here(*words, code=0)
 
 
+def test_a_limit_in_dollars_has_a_code_of_its_own(here):
+    """It is no loss; the cases that are over are written, and pass no gate."""
+    (here.folder / "suite.yaml").write_text(SUITE, encoding="utf-8")
+    (here.folder / "priced.py").write_text(
+        "from agentfsm import Agent\nfrom agentfsm.testing.models import FunctionModel\n"
+        "class Priced(FunctionModel):\n    name = 'priced'\n    cost_usd = lambda self, usage: 0.5\n"
+        "agent = Agent(Priced(lambda request: '7'))\n",
+        encoding="utf-8",
+    )
+    words = ("eval", "run", "suite.yaml", "priced:agent", "--runs", "3", "--parallel", "1", "--usd", "1.2")
+    here(*words, "--out", "some.json", code=4)
+    assert "2 of 3 cases cost 1.0000 US dollars" in here.err
+    found = Evaluation.load(here.folder / "some.json")
+    assert [each.repeat for each in found.results] == [1, 2]
+    here("eval", "gate", "some.json", "--against", "some.json", code=5)
+
+
 def test_results_are_compared(here, results):
     """Aspect by aspect, with the interval and the number of cases that is missing."""
     out = here("eval", "compare", "base.json", "worse.json", "--metric", "outcome", "--metric", "judge", code=1)

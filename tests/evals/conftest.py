@@ -48,7 +48,7 @@ def make_evaluation():
                 repeat=repeat,
                 run_id=f"run-{number}-{repeat}",
                 grades={metric: Grade(None if value is None else float(value))},
-                total=value,
+                total=None if value is None else float(value),
             )
             for number, values in enumerate(cases, 1)
             for repeat, value in enumerate(values, 1)

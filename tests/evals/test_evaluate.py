@@ -4,7 +4,8 @@ import attrs
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, RunContext, ToolResult, tool
-from agentfsm.evals import Case, ExpectedCall, Suite, evaluate
+from agentfsm.evals import Case, Evaluation, ExpectedCall, Suite, evaluate
+from agentfsm.evals.evaluation_runner import EvaluationLimitError
 from agentfsm.prompts import json_valid
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -321,3 +322,27 @@ async def test_a_suite_that_is_wrong(make_agent):
         await evaluate(make_agent(), [Case(input="Go.")], speed="replay")
     with pytest.raises(MisuseError, match="give 'live', 'recorded' or 'replay'"):
         await evaluate(make_agent(), [Case(input="Go.")], speed="fast")
+
+
+async def test_a_limit_reckons_with_the_dearest_case(tmp_path):
+    """A dear case is not forgotten because many cheap ones follow; what there is can be saved, and passes no gate."""
+
+    class Priced(FunctionModel):
+        name = "priced"
+
+        def cost_usd(self, _usage):
+            return 0.5 if len(asked) == 1 else 0.001
+
+    asked = []
+
+    def think(request):
+        asked.append(request)
+        return "Done."
+
+    agent, cases = Agent(Priced(think)), [Case(id=f"c{n}", input=f"{n}") for n in range(40)]
+    with pytest.raises(EvaluationLimitError, match=r"2 of 40 cases cost 0\.5010 US dollars") as caught:
+        await evaluate(agent, cases, runs=1, parallel=1, usd=1.0)
+    found = caught.value.evaluation
+    found.save(tmp_path / "some.json")
+    assert Evaluation.load(tmp_path / "some.json") == found
+    assert (len(found.results), len(found.find_unscored())) == (2, 38)

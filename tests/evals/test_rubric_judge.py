@@ -6,7 +6,19 @@ import pytest
 
 from agentfsm import Agent, MisuseError
 from agentfsm.core.run import begin_run
-from agentfsm.evals import SCORERS, Case, GradedRun, RubricJudge, evaluate
+from agentfsm.evals import (
+    SCORERS,
+    Case,
+    Evaluation,
+    GateDecision,
+    Grade,
+    GradedRun,
+    JudgeCalibration,
+    RubricJudge,
+    calibrate,
+    evaluate,
+    gate,
+)
 from agentfsm.evals.rubric_judge import RUBRIC, find_family
 from agentfsm.testing import FunctionModel, ScriptedModel
 
@@ -120,3 +132,74 @@ def test_a_rubric_without_anchors(rubric):
     """It is refused."""
     with pytest.raises(MisuseError, match="give anchors by criterion"):
         RubricJudge(ScriptedModel(), rubric=rubric)
+
+
+def make_judge(score=5, usd=0.0, **fields):
+    class Judge(FunctionModel):
+        name = fields.pop("model", "claude")
+
+        def cost_usd(self, _usage):
+            return usd
+
+    reply = json.dumps({"criterion": {"reason": "", "score": score}})
+    return RubricJudge(Judge(lambda _request: reply), votes=1, **{"rubric": "It is right.", **fields})
+
+
+async def evaluate_by(*scorers, cases=80, **fields):
+    agent = Agent(FunctionModel(lambda _request: "42"))
+    return await evaluate(
+        agent, [Case(id=f"c{n}", input=f"{n}", **fields) for n in range(cases)], runs=1, scorers=scorers
+    )
+
+
+@pytest.mark.parametrize("metric", ["quality", "total"])
+async def test_a_judge_decides_with_a_calibration_of_its_own(metric):
+    """Whatever its name is, also in the total, and as a floor; not with that of another model or rubric."""
+    judge = make_judge(name="quality")
+    found = await evaluate_by(judge)
+    labels = [n % 5 / 4 for n in range(60)]
+    own = calibrate(labels, labels, judge=found.results[0].grades["quality"].judge)
+    for fields in ({"metrics": [metric]}, {"metrics": ["quality"], "floors": {metric: 0.9}}):
+        with pytest.raises(MisuseError, match="a judge that is not calibrated decides nothing"):
+            gate(found, found, **fields)
+        for other in (make_judge(rubric="It is kind."), make_judge(model="gemini"), None):
+            made = calibrate(labels, labels, judge="" if other is None else other.digest)
+            with pytest.raises(MisuseError, match=r"the calibration is of .*: calibrate this judge"):
+                gate(found, found, calibration=made, **fields)
+        assert gate(found, found, calibration=own, **fields).decision is GateDecision.PASS
+
+
+async def test_names_of_scorers():
+    """Two of one name would lose the cost of one, and one named as a built-in aspect would replace it."""
+    for scorers in ([make_judge(), make_judge(usd=1.0)], [make_judge(name="outcome")], [make_judge(name="total")]):
+        with pytest.raises(MisuseError, match="give each scorer a name of its own"):
+            await evaluate_by(*scorers)
+    with pytest.raises(MisuseError, match="'outcome' names another aspect"):
+        await evaluate_by(*SCORERS, make_judge(name="outcome"))
+
+
+async def test_what_no_scorer_reads_is_refused():
+    """A weight of an aspect that there is not, and a rubric without a judge."""
+    with pytest.raises(MisuseError, match=r"case 'c0' has a weight of 'nope'; scorers: outcome, tool_path"):
+        await evaluate_by(*SCORERS, weights={"nope": 2})
+    with pytest.raises(MisuseError, match="case 'c0' has a rubric, and no judge grades by it"):
+        await evaluate_by(*SCORERS, rubric="It is kind.")
+    found = await evaluate_by(*SCORERS, make_judge(), cases=1, rubric="It is kind.", weights={"judge": 2, "cost": 0})
+    assert found.mean("judge") == 1
+
+
+@pytest.mark.parametrize("value", [7.0, -0.1, float("nan"), float("inf"), "1"])
+async def test_grades_and_labels_are_numbers(value, tmp_path):
+    """From 0 to 1: else none is made, read from a file, or calibrated with."""
+    with pytest.raises(MisuseError, match=r"Grade\(value=.*\): give a number from 0 to 1, or None"):
+        Grade(value)
+    for judged, labels in (([0.5, value], [0.5, 0.5]), ([0.5, 0.5], [0.5, value])):
+        with pytest.raises(MisuseError, match="give a number from 0 to 1"):
+            calibrate(judged, labels)
+    (await evaluate_by(make_judge(), cases=1)).save(tmp_path / "r.json")
+    text = (tmp_path / "r.json").read_text(encoding="utf-8")
+    (tmp_path / "r.json").write_text(text.replace('"value": 1.0', f'"value": {json.dumps(value)}'), encoding="utf-8")
+    with pytest.raises(MisuseError, match=r"r\.json is not the result of an evaluation: Grade"):
+        Evaluation.load(tmp_path / "r.json")
+    doubt = JudgeCalibration(labels=60, spearman=0.9, kappa=float("nan"), false_passes=0, false_fails=0)
+    assert doubt.find_doubt().startswith("the judge does not agree")

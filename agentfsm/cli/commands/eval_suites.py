@@ -34,7 +34,15 @@ from agentfsm.evals import (
     grade_stored,
 )
 from agentfsm.evals.comparison import Conclusion, name_cases
-from agentfsm.evals.release_gate import GateDecision, append_history, check_floors, find_creep, load_history
+from agentfsm.evals.evaluation_runner import EvaluationLimitError
+from agentfsm.evals.release_gate import (
+    GateDecision,
+    append_history,
+    check_floors,
+    check_judges,
+    find_creep,
+    load_history,
+)
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
 from agentfsm.evals.rubric_judge import JudgeCalibration
 from agentfsm.evals.suite_files import describe_run, load_suite
@@ -90,7 +98,12 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                 on_result=show,
             )
 
-    found = anyio.run(execute)
+    try:
+        found = anyio.run(execute)
+    except EvaluationLimitError as error:
+        if args.out is not None and error.evaluation is not None:
+            error.evaluation.save(args.out)
+        raise
     if kept := sum(each.is_kept for each in found.results):
         terminal.err(
             f"{kept} of {len(found.results)} runs are those of an earlier evaluation of this version. It does not see "
@@ -103,6 +116,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     _report(terminal, found, decided)
     if decided is not None:
         return _GATE_CODES[decided.decision]
+    check_judges(found, floors, None)
     checked = check_floors(found, floors)
     for _decision, reason in checked:
         terminal.err(reason)
@@ -278,7 +292,10 @@ def calibrate_judge(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     grades = {each.run_id: each.grades[args.metric].value for each in found.results if args.metric in each.grades}
     if unknown := next((run_id for run_id in labels if run_id not in grades), None):
         raise MisuseError(f"{args.labels}: {args.result} has no grade {args.metric!r} of a run {unknown!r}")
-    made = calibrate([grades[run_id] for run_id in labels], [*labels.values()])
+    judges = {each.grades[args.metric].judge for each in found.results if args.metric in each.grades} - {""}
+    if len(judges) > 1:
+        raise MisuseError(f"{args.result}: {args.metric!r} is of several judges: calibrate each by its own result")
+    made = calibrate([grades[run_id] for run_id in labels], [*labels.values()], judge="".join(judges))
     if args.out is not None:
         Path(args.out).write_text(json.dumps(attrs.asdict(made)) + "\n", encoding="utf-8")
     if terminal.json:
