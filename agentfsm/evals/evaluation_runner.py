@@ -478,14 +478,14 @@ class _Runner:
             )
             options = StartOptions(release=found.get("release", ""), arms=found.get("arms"))
         first = case.all_turns[0]
-        header = agent.start(
-            first.input if isinstance(first, Turn) else "(the user begins)",
-            user=case.user,
-            roles=case.roles,
-            tenant=case.tenant,
-            metadata=case.metadata,
+        start: StartOptions = {
             **options,
-        ).header
+            "user": case.user,
+            "roles": case.roles,
+            "tenant": case.tenant,
+            "metadata": case.metadata,
+        }
+        header = agent.start(first.input if isinstance(first, Turn) else "(the user begins)", **start).header
         facts += [header.agent, header.agent_version, attrs.asdict(header.fingerprint), options]
         facts.append(_describe_target(agent))
         return f"eval-{hash_facts(facts, RUN_ID_DIGITS)}-{repeat}", agent, options

@@ -93,10 +93,11 @@ def render_html(evaluation: Evaluation, decided: GateReport | None = None, histo
         _table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
     ]
     if unscored := evaluation.find_all_unscored():
-        rows = [
-            (name, f"{name_cases([*lost])} not scored: {next(iter(lost.values()))}") for name, lost in unscored.items()
+        lines = [
+            (escape(name), escape(_shorten(f"{name_cases([*lost])} not scored: {next(iter(lost.values()))}")))
+            for name, lost in unscored.items()
         ]
-        parts += ["<h2>Not scored</h2>", _table(("aspect", "cases"), [map(escape, map(_shorten, row)) for row in rows])]
+        parts += ["<h2>Not scored</h2>", _table(("aspect", "cases"), lines)]
     costs = (("runs", evaluation.usd), ("simulated users", evaluation.user_usd), ("judges", evaluation.judge_usd))
     shown = [(name, format_usd(usd, estimated=evaluation.estimated)) for name, usd in costs if usd != 0]
     parts += ["<h2>Costs</h2>", _table(("of", "cost"), shown)] if shown else []

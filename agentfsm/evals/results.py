@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
@@ -174,7 +175,7 @@ class Evaluation(Value):
     def find_unscored(self, metric: str = PASSED) -> dict[str, str]:
         """Return the cases of which a run should be scored by an aspect and is not, with the first reason.
 
-        A case of the suite without a result is one of them. What a case does not ask for, such as steps without a
+        A case of the suite of which not all runs were made is one of them. What a case does not ask for, such as steps without a
         limit, is not.
         """
         found: dict[str, str] = {}
@@ -182,8 +183,9 @@ class Evaluation(Value):
             for name, grade in each.grades.items():
                 if metric in {name, "total"} and grade.value is None and grade.reason:
                     found.setdefault(each.case, grade.reason)
-        done = {each.case for each in self.results}
-        return found | {case: "it was not evaluated" for case in self.cases if case not in done}
+        made = Counter(each.case for each in self.results)
+        missing = {case: made[case] for case in self.cases if made[case] < self.runs}
+        return found | {case: f"{count} of {self.runs} runs were made" for case, count in missing.items()}
 
     def find_judges(self, metric: str) -> frozenset[str]:
         """Return the digests of the judges that have graded an aspect; "" for one that gives none, but a name."""

@@ -185,9 +185,9 @@ async def _record_check(graded: GradedRun) -> Grade:
         return Grade(None, f"the check raised {type(error).__name__}: {error}")
     if found is not True and found is not False and not isinstance(found, str):
         return Grade(None, f"the check returned {type(found).__name__}: return True, False or a reason")
-    verdict = [1.0, ""] if found is True else [0.0, found or "the check of the world failed"]
-    await record(graded.agent, check_id, f"Check the world after the run {run.id}.", lambda: verdict)
-    return Grade(*verdict)
+    value, reason = (1.0, "") if found is True else (0.0, found or "the check of the world failed")
+    await record(graded.agent, check_id, f"Check the world after the run {run.id}.", lambda: [value, reason])
+    return Grade(value, reason)
 
 
 def grade_turns(graded: GradedRun) -> tuple[TurnResult, ...]:

@@ -179,7 +179,9 @@ def test_what_should_be_scored(make_evaluation):
     assert broken.find_unscored("tool_path") == replace("").find_unscored() == {}
     assert gate(both, broken).decision is GateDecision.UNDECIDED
     whole = attrs.evolve(both, cases={each.case: "0" for each in both.results} | {"other": "1"})
-    assert whole.find_unscored() == {"other": "it was not evaluated"}
+    assert whole.find_unscored() == {"other": "0 of 5 runs were made"}
+    partly = attrs.evolve(both, results=both.results[1:], cases=dict.fromkeys(["case 1"], "0"))
+    assert partly.find_unscored() == {"case 1": "4 of 5 runs were made"}
 
 
 async def test_other_cases_are_not_compared(make_evaluation):
