@@ -6,6 +6,7 @@ evaluation that was killed goes on where it was, and grades that are computed fr
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -423,7 +424,14 @@ class _Runner:
                 if (grade := await judge.grade_turn(graded, number)) is not None:
                     turns[number] = attrs.evolve(turn, grades={**turn.grades, judge.name: grade})
         if recording is not None:
-            findings = tuple(found for run in graded.runs for found in recording.list_missing(run))
+            calls = [call for run in graded.runs for call in recording.find_missing(run)]
+            findings = tuple(
+                f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)}) was not recorded" for call in calls
+            )
+            harmless = {tool.name for tool in graded.agent.tools if tool.read_only}
+            if "outcome" in grades and (found := {call.name for call in calls} - harmless):
+                why = f"a call of {', '.join(sorted(found))} was not recorded, and may have an effect"
+                grades["outcome"] = Grade(0.0, why)
         costs = [graded.agent.cost(run) for run in graded.runs]
         return CaseResult(
             case=case.id,

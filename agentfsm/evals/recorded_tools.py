@@ -18,10 +18,11 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
+    from agentfsm.core.calls import CallRecord
     from agentfsm.core.run import Run
     from agentfsm.evals.case import Case, ToolFixture
 
-# Text of the result of a call that was not recorded. `list_missing` finds such calls in the journal by it.
+# Text of the result of a call that was not recorded. `find_missing` finds such calls in the journal by it.
 NOT_RECORDED: Final = "This call was not recorded, so it has no result."
 
 
@@ -116,11 +117,8 @@ class Recording:
             start_rule=None,
         )
 
-    def list_missing(self, run: Run[Any]) -> tuple[str, ...]:
-        """Return a finding for each call of a run that was not recorded."""
+    def find_missing(self, run: Run[Any]) -> list[CallRecord]:
+        """Return the calls of a run that were not recorded."""
         missing = [each for each in run.messages if isinstance(each, ToolResult) and each.content == NOT_RECORDED]
         calls = {call.call_id: call for call in run.calls}
-        return tuple(
-            f"{each.tool}({json.dumps(calls[each.call_id].arguments, ensure_ascii=False)}) was not recorded"
-            for each in missing
-        )
+        return [calls[each.call_id] for each in missing]

@@ -175,8 +175,8 @@ class Evaluation(Value):
     def find_unscored(self, metric: str = PASSED) -> dict[str, str]:
         """Return the cases of which a run should be scored by an aspect and is not, with the first reason.
 
-        A case of the suite of which not all runs were made is one of them. What a case does not ask for, such as steps without a
-        limit, is not.
+        A case of the suite of which not all runs were made is one of them. What a case does not ask for, such as steps
+        without a limit, is not.
         """
         found: dict[str, str] = {}
         for each in self.results:

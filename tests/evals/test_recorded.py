@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentfsm import Agent, MisuseError, ToolResult, tool
-from agentfsm.evals import Case, add_case, evaluate, load_suite
+from agentfsm.evals import Case, Grade, add_case, evaluate, load_suite
 from agentfsm.evals.suite_files import describe_run
 from agentfsm.testing import FunctionModel, call, say
 
@@ -139,7 +139,16 @@ async def test_a_call_that_was_not_recorded(shop):
         found = await evaluate(hasty, [case], runs=1, speed="recorded")
         assert found.results[0].findings == ('pay({"cents": 70000}) was not recorded',)
         assert found.mean("tool_path") == pytest.approx(2 / 4)
+        why = "a call of pay was not recorded, and may have an effect"
+        assert found.results[0].grades["outcome"] == Grade(0.0, why)
     assert paid == [7]
+    curious = agent.with_(
+        model=FunctionModel(
+            lambda r: "Done." if isinstance(r.messages[-1], ToolResult) else say("", call("look", item="x"))
+        )
+    )
+    found = await evaluate(curious, [case], runs=1, speed="recorded")
+    assert (found.mean(), found.results[0].findings) == (1, ('look({"item": "x"}) was not recorded',))
 
 
 @pytest.mark.parametrize(
