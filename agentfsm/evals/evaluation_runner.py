@@ -178,7 +178,8 @@ def _check_scorers(scorers: Iterable[RunScorer], cases: Suite) -> tuple[RunScore
     for case in cases:
         if unknown := case.weights.keys() - found.keys() - built_in.keys():
             raise MisuseError(f"case {case.id!r} has a weight of {min(unknown)!r}; scorers: {', '.join(found)}")
-        if case.rubric is not None and found.keys() <= built_in.keys():
+        rubrics = [case.rubric, *[each.rubric for each in case.all_turns if isinstance(each, Turn)]]
+        if any(each is not None for each in rubrics) and found.keys() <= built_in.keys():
             raise MisuseError(
                 f"case {case.id!r} has a rubric, and no judge grades by it: scorers=[*SCORERS, RubricJudge(...)], or "
                 "--judge MODEL"

@@ -136,7 +136,7 @@ def test_a_limit_in_dollars_has_a_code_of_its_own(here):
     )
     words = ("eval", "run", "suite.yaml", "priced:agent", "--runs", "9", "--parallel", "1", "--usd", "3.2")
     here(*words, "--out", "some.json", code=4)
-    assert "6 of 9 cases cost 3.0000 US dollars" in here.err
+    assert "6 of 9 cases cost $3.00" in here.err
     found = Evaluation.load(here.folder / "some.json")
     assert [each.repeat for each in found.results] == [1, 2, 3, 4, 5, 6]
     here("eval", "gate", "some.json", "--against", "some.json", code=5)

@@ -340,7 +340,7 @@ async def test_a_limit_reckons_with_the_dearest_case(tmp_path):
         return "Done."
 
     agent, cases = Agent(Priced(think)), [Case(id=f"c{n}", input=f"{n}") for n in range(40)]
-    with pytest.raises(EvaluationLimitError, match=r"2 of 40 cases cost 0\.5010 US dollars") as caught:
+    with pytest.raises(EvaluationLimitError, match=r"2 of 40 cases cost \$0\.501") as caught:
         await evaluate(agent, cases, runs=1, parallel=1, usd=1.0)
     found = caught.value.evaluation
     found.save(tmp_path / "some.json")

@@ -139,7 +139,7 @@ class EngineConfig(Value):
     tool_names: dict[tuple[str, int], frozenset[str]] = attrs.field(factory=dict, init=False)
     """Names of the tools that a feature concerns, by feature and the registry's version."""
 
-    _fingerprints: dict[tuple[object, ...], Fingerprint] = attrs.field(factory=dict, init=False)
+    _fingerprints: dict[object, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version and the digests of the agents that tools call, since tools may be
     registered later.
     """
@@ -177,7 +177,8 @@ class EngineConfig(Value):
     @property
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas and agents."""
-        return self.find_fingerprint(())
+        known = None if self.registry.agent_tools else self._fingerprints.get(self.registry.version)
+        return self.find_fingerprint(()) if known is None else known
 
     def find_fingerprint(self, seen: tuple[object, ...]) -> Fingerprint:
         """Return the fingerprint; of agents that call each other, `seen` are the tools on the way here."""
@@ -186,7 +187,7 @@ class EngineConfig(Value):
             tool = self.registry.get(name)
             if tool is not None and tool.inner_agent is not None and tool not in seen:
                 inner[name] = tool.inner_agent.hash_agent((*seen, tool))
-        key = (self.registry.version, *sorted(inner.items()))
+        key = (self.registry.version, *sorted(inner.items())) if inner else self.registry.version
         known = self._fingerprints.get(key)
         if known is None:
             instructions = short_hash(self.own_instructions, 8)

@@ -403,7 +403,7 @@ async def test_nothing_to_wait_for_is_a_refusal():
         await root.reserve(100, 1, 1, lambda _: None)
     assert caught.value.reason == StopReason.TOKEN_BUDGET
     money = fresh(Limits(usd=0.01, tokens=110))  # tokens for just the shortest answer
-    with pytest.raises(LimitError, match="of .* used") as caught:
+    with pytest.raises(LimitError, match=r"of .* used") as caught:
         await money.reserve(100, 10, 10, price, least_tokens=10)
     assert caught.value.reason == StopReason.COST_BUDGET
     free, _ = await fresh(Limits(usd=0.01)).reserve(5, 100, 100, lambda _: 0.0)
