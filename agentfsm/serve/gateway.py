@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
+    from agentfsm.core.settings import Settings
     from agentfsm.ports.store import RunSummary
     from agentfsm.releases import Rollout
     from agentfsm.serve.access import Caller
@@ -267,7 +268,9 @@ class Gateway:
         *,
         agent: str | None = None,
         session: str | None = None,
+        after: Run | None = None,
         messages: Sequence[Message] = (),
+        settings: Settings | None = None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
         hook: str = "",
@@ -281,8 +284,10 @@ class Gateway:
             prompt: The task.
             agent: Name of the agent; None if the server has one.
             session: Name of a conversation of the caller.
+            after: A run that is over and may be seen by the caller; this run continues its history.
             messages: A history to continue that is not in the store; only without a session. Its replies and results
                 are untrusted, since what they were made of is unknown.
+            settings: Settings of model requests; set fields override the agent's.
             metadata: Data of the caller's own, stored with the run.
             key: Key that the client chose, unique for its tenant and user. The second start with it returns the same
                 run. None: a new run.
@@ -324,7 +329,9 @@ class Gateway:
             prompt,
             id=run_id,
             session=session_id,
+            after=after,
             messages=messages,
+            settings=settings,
             user=caller.user,
             tenant=caller.tenant,
             release=options.get("release", ""),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.core.run_ids import DerivedId
+    from agentfsm.core.settings import Settings
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import Versions
     from agentfsm.serve.gateway import Gateway
@@ -42,21 +43,25 @@ async def say(
     prompt: Prompt,
     *,
     agent: str,
-    session: str,
     key: str | None,
+    session: str | None = None,
+    after: Run | None = None,
+    settings: Settings | None = None,
     metadata: dict[str, Any] | None = None,
     request_hash: str = "",
     answer: str | None = None,
     traceparent: str = "",
 ) -> Turn:
-    """Say something in a conversation: start a run of the session, or send input to its run that is not over.
+    """Say something in a conversation: start a run that continues it, or send input to its run that is not over.
 
     Args:
         gateway: The gateway.
         caller: The caller, to whom the session belongs.
         prompt: The message.
         agent: Name of the agent.
-        session: Name of the session.
+        session: Name of the session that is the conversation; None if `after` names it.
+        after: The run with which the conversation goes on.
+        settings: Settings of model requests for a new run. None: those of the agent.
         key: Key of the message, unique for the caller. A message that is sent again with it has no effect. None: the
             message is a new one.
         metadata: Data that is stored with a new run.
@@ -65,13 +70,14 @@ async def say(
         traceparent: Span of the caller, for a new run; empty for none.
 
     Raises:
-        ConflictError: when the open run waits for something else than a message, or the key is that of another run.
+        ConflictError: when the open run is that of another agent, has other settings or waits for something else than a
+            message, or the key is that of another run.
         MisuseError: when the answer does not fit the question.
     """
     if key is not None and (await gateway.find_keyed_run(caller, key))[1] is not None:
         started, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
         return Turn(run_id=started.id, versions={})
-    run = await find_latest_run(gateway, caller, session)
+    run = after if session is None else await find_latest_run(gateway, caller, session)
     known_key = None
     if key is not None:
         known_key = build_key_id(f"{key}.{request_hash}", tenant=caller.tenant, user=caller.user)
@@ -83,11 +89,18 @@ async def say(
             prompt,
             agent=agent,
             session=session,
+            after=after,
+            settings=settings,
             key=key,
             metadata=metadata or {},
             traceparent=traceparent,
         )
         return Turn(run_id=started.id, versions={})
+    if run.header.agent != agent or (settings is not None and settings != run.header.settings):
+        raise ConflictError(
+            f"run {run.id!r} of this conversation goes on, with {run.header.agent!r} and the settings of its first "
+            "message, such as `temperature`: send the same ones, or leave them out, until it is over"
+        )
     message_key = known_key or await _number_message(gateway.runs, run.id, request_hash)
     versions = await collect_versions(gateway.runs, run.id, run.version)
     if answer is not None and (item := _find_question(run)) is not None:
