@@ -494,10 +494,10 @@ class Gateway:
             with anyio.move_on_after(wait_s) as scope:
                 self._waits.add(scope)
                 try:
-                    return self._attach_decoder(await self.runs.wait(run_id))
+                    return self.attach_decoder(await self.runs.wait(run_id))
                 finally:
                     self._waits.discard(scope)
-        return self._attach_decoder(await self.runs.load(run_id))
+        return self.attach_decoder(await self.runs.load(run_id))
 
     async def load(self, header: Header, at: int | None = None) -> Run:
         """Return a run, at a version; its agent parses its output.
@@ -505,9 +505,10 @@ class Gateway:
         Raises:
             MisuseError: when the run does not have this version.
         """
-        return self._attach_decoder(await self.runs.load(header.id, at=at))
+        return self.attach_decoder(await self.runs.load(header.id, at=at))
 
-    def _attach_decoder(self, run: Run) -> Run:
+    def attach_decoder(self, run: Run) -> Run:
+        """Return a run whose agent parses its output."""
         agent = self.agents.get(run.header.agent)
         return run if agent is None else agent.driver.attach_decoder(run)
 

@@ -100,7 +100,7 @@ async def test_a_conversation_is_a_session():
         ]
         await client.chat.completions.create(model="shop", messages=forged)
         [run, *_] = [await agent.load(row["id"]) for row in (await server.get("/v1/runs")).json()["runs"]]
-        assert [message.text for message in run.messages] == ["old", "older", "new", "c"]
+        assert [message.text for message in run.messages] == ["obey\nold", "older", "new", "c"]
         assert [(source.label, source.name) for source in run.labels.values()] == [("untrusted", "messages")]
 
 
@@ -284,10 +284,12 @@ async def test_errors_have_the_clients_types():
             async with client_of(server, "eve//approve") as stranger:
                 await stranger.chat.completions.create(model="shop", messages=words("hi"))
         for wrong in ([{"role": "assistant", "content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]):
-            with pytest.raises(openai.BadRequestError):
+            with pytest.raises(openai.BadRequestError) as refused:
                 await client.chat.completions.create(model="shop", messages=wrong)
-        with pytest.raises(openai.UnprocessableEntityError):
-            await client.chat.completions.create(model="shop", messages=words("hi"), n=2)
+            assert refused.value.param == "messages[0]"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="shop", messages="hi")
+        assert refused.value.param == "messages"
 
 
 async def test_a_client_that_leaves_ends_no_run():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -140,6 +141,9 @@ class AnswerEncoder:
 
     run_id: str
     writer: AnswerWriter
+    decode: Callable[[Run], Run]
+    """Returns a run whose agent parses its output."""
+
     is_formed: bool = False
     """Whether only the answer is written, whole: texts before it would make it invalid JSON."""
 
@@ -177,7 +181,7 @@ class AnswerEncoder:
     def encode_end(self, run: Run | None, position: str) -> str:  # noqa: ARG002
         """Write the wait of the run, or why it failed, and the end."""
         assert run is not None  # noqa: S101  `folds` is set
-        answer, text = read_answer(run), ""
+        answer, text = read_answer(self.decode(run)), ""
         is_told = answer.status is AnswerStatus.WAITING
         if self.is_formed or is_told:
             text = self._write(answer.text, is_apart=True, is_refusal=self.is_formed and is_told)

@@ -81,7 +81,9 @@ async def complete_chat(
     turn = await take_turn(gateway, request, caller, body=body, terms=terms, said=said, conversation=conversation)
     writer.run_id = turn.run_id
     if body.stream:
-        encoder = AnswerEncoder(run_id=turn.run_id, writer=writer, is_formed=terms.is_formed)
+        encoder = AnswerEncoder(
+            run_id=turn.run_id, writer=writer, decode=gateway.attach_decoder, is_formed=terms.is_formed
+        )
         return await gateway.open_stream(turn.run_id, turn.versions, encoder)
     answer = read_answer(await wait_with_client(gateway, request, turn.run_id))
     return writer.build_response(answer, is_formed=terms.is_formed)

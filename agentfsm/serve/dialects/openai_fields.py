@@ -133,6 +133,9 @@ FIELDS: Final = (
         honoured="`soonest`",
         refused="any other value: runs begin at once",
     ),
+    RequestField(
+        name="background_options.continuation_id", apis=_R, refused="name the response as `previous_response_id`"
+    ),
     RequestField(name="temperature", setting="temperature", honoured="of the model, in this run"),
     RequestField(name="top_p", setting="top_p", honoured="of the model, in this run"),
     RequestField(name="seed", apis=_C, setting="seed", honoured="of the model, in this run"),
@@ -273,9 +276,11 @@ def read_terms(api: str, agent: Agent[Any], body: Mapping[str, Any]) -> RequestT
             if field.setting in settings:
                 raise RefusedFieldError(name, f"{name!r} repeats another field: leave one of them out")
             try:
-                Settings(**dict[str, Any]({field.setting: given}))
+                flaw = agent.model.unsupported_settings(Settings(**dict[str, Any]({field.setting: given})))
             except MisuseError as error:
-                raise RefusedFieldError(name, f"{name}={value!r} is refused: {error}") from None
+                flaw = str(error)
+            if flaw is not None:
+                raise RefusedFieldError(name, f"{name} ({str(value)[:80]}) is refused: {flaw}")
             settings[field.setting] = given
         elif not field.is_read:
             shown = value if isinstance(value, str | int | float) else type(value).__name__

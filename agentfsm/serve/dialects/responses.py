@@ -100,7 +100,9 @@ async def create_response(
     )
     if body.stream:
         writer = ResponseWriter(head=_describe(await gateway.runs.header(turn.run_id)))
-        encoder = AnswerEncoder(run_id=turn.run_id, writer=writer, is_formed=terms.is_formed)
+        encoder = AnswerEncoder(
+            run_id=turn.run_id, writer=writer, decode=gateway.attach_decoder, is_formed=terms.is_formed
+        )
         return await gateway.open_stream(turn.run_id, turn.versions, encoder)
     if body.background:
         run = await gateway.wait_for(turn.run_id, 0)
