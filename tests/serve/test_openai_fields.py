@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests: the table in the code, in the docs and in OpenAI's client, and what each one does."""
+"""The fields of OpenAI's requests: the table in the code, in the docs and in OpenAI's client, and what each does."""
 
 import typing
 
@@ -70,7 +70,7 @@ async def look() -> str:
 
 def client_of(server, caller="ann//run"):
     base_url = f"{server.base_url}".rstrip("/") + "/v1"
-    http = openai.DefaultAsyncHttpxClient(verify=False)  # noqa: S501  it speaks HTTP, and reads no certificates
+    http = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=base_url, api_key=caller, max_retries=0, http_client=http)
 
 
@@ -139,7 +139,7 @@ async def test_a_refused_field_is_named(api):
 
 
 async def test_settings_are_those_of_the_run():
-    """The client's override the agent's, except that it gets no longer replies; wrong ones are refused by their name."""
+    """The client's override the agent's, except that it gets no longer replies; wrong ones are refused by name."""
     agent = shop("a", "b", settings=Settings(max_tokens=50, temperature=0))
     async with serving(agent) as server, client_of(server) as client:
         given = {
@@ -190,7 +190,7 @@ async def test_a_reply_at_the_length_limit_is_cut_off():
 
 
 async def test_the_form_of_the_agent_is_parsed():
-    """`parse()` of both endpoints works with the agent's own type, whole and streamed, although a tool call came before."""
+    """`parse()` of both endpoints works with the agent's own type, whole and streamed, also after a call of a tool."""
     script = [turn for _ in range(4) for turn in (say("I look. ", call("look")), ORDER)]
     agent = shop(*script, tools=[look], output_type=Order)
     async with serving(agent) as server, client_of(server) as client:

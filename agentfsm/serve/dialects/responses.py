@@ -297,7 +297,8 @@ def _finish(head: Mapping[str, Any], answer: Answer, output: list[dict[str, Any]
     if answer.status is AnswerStatus.CUT_OFF:
         document["incomplete_details"] = {"reason": "max_output_tokens"}
     elif answer.error:
-        document["error"] = {"code": "server_error", "message": f"{answer.error} ({answer.code})"}
+        text = f"{answer.error} ({answer.code})"
+        document["error"] = {"type": "server_error", "code": "server_error", "message": text, "param": None}
     return document
 
 

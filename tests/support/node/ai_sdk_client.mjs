@@ -21,8 +21,8 @@ for await (const line of createInterface({ input: process.stdin })) {
   const model = makers[provider]({ baseURL: url, apiKey: key, headers })("shop");
   const request = { model, maxRetries: 0, ...options };
   if (schema) request.output = Output.object({ schema: jsonSchema(schema) });
+  let failure = null;
   try {
-    let failure = null;
     const result =
       call === "stream"
         ? streamText({ ...request, onError: ({ error }) => void (failure = error) })
@@ -38,7 +38,8 @@ for await (const line of createInterface({ input: process.stdin })) {
       messages: (await result.response).messages,
     };
     console.log(JSON.stringify(said));
-  } catch (error) {
-    console.log(JSON.stringify({ error: String(error?.message ?? error), status: error?.statusCode ?? null }));
+  } catch (thrown) {
+    const error = failure ?? thrown; // of a stream, which throws that it had no output
+    console.log(JSON.stringify({ error: String(error.message ?? error), status: error.statusCode ?? null }));
   }
 }
