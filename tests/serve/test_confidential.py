@@ -74,7 +74,8 @@ async def test_only_administrators_read_instructions():
             for endpoint in READS:
                 for run_id in ids if "{run_id}" in endpoint.path else ids[:1]:
                     for agent in agents if "{agent}" in endpoint.path else agents[:1]:
-                        path = endpoint.path.format(run_id=run_id, agent=agent.name, model="shop")
+                        named = {"run_id": run_id, "response_id": f"resp_{run_id}"}
+                        path = endpoint.path.format(**named, agent=agent.name, model="shop")
                         query = QUERIES.get(path.rpartition("/")[2], {})
                         found = await client.get(path, params=query, headers=key)
                         assert find_secrets(found.text) == [], path
@@ -83,6 +84,7 @@ async def test_only_administrators_read_instructions():
         message = {"role": "user", "content": "again"}
         for path, body in [
             ("/v1/chat/completions", {"model": "desk", "messages": [message], "stream": True}),
+            ("/v1/responses", {"model": "desk", "input": "again", "stream": True}),
             ("/v1/agents/desk/ag-ui", {"threadId": "t", "runId": "r", "messages": [message]}),
         ]:
             found = await client.post(path, json=body, headers=KEYS[0])

@@ -65,15 +65,16 @@ async def complete_chat(
     try:
         terms = read_terms(CHAT, gateway.agents[body.model], body.model_dump(exclude_unset=True))
         texts = [(str(each.get("role")), read_message_text(each.get("content"))) for each in body.messages]
-        if (task := answer_task(texts)) is None:
-            said = read_messages((f"messages[{place}]", each) for place, each in enumerate(body.messages))
+        task = answer_task(texts)
+        items = ((f"messages[{place}]", each) for place, each in enumerate(body.messages))
+        said = read_messages(items) if task is None else None
     except RefusedFieldError as error:
         return refuse_openai(400, "unsupported_parameter", str(error), param=error.param)
     writer = ChatWriter(model=body.model, run_id=new_id())
     if body.stream_options is not None:
         writer.includes_usage = body.stream_options.include_usage is True
-    if task is not None:
-        answer = Answer(text=task)
+    if said is None:
+        answer = Answer(text=task or "")
         if not body.stream:
             return writer.build_response(answer, is_formed=False)
         return Response(write_answer(writer, answer), media_type="text/event-stream")

@@ -124,7 +124,7 @@ FIELDS: Final = (
         name="background",
         apis=_R,
         is_read=True,
-        honoured="`true` answers at once; `GET /v1/responses/{id}` has the state",
+        honoured="`true` answers at once; `GET /v1/responses/{response_id}` has the state",
     ),
     RequestField(
         name="background_options.completion_window",

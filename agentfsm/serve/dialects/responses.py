@@ -80,14 +80,13 @@ async def create_response(
         items = await _read_items(gateway, caller, body)
         previous = await _find_previous(gateway, caller, body)
         task = answer_task([(str(each.get("role")), read_message_text(each.get("content"))) for _, each in items])
-        if task is None:
-            said = read_messages(items)
-            if previous is not None or body.conversation is not None:
-                said = _join_new(said)
+        said = read_messages(items) if task is None else None
+        if said is not None and (previous is not None or body.conversation is not None):
+            said = _join_new(said)
     except RefusedFieldError as error:
         return refuse_openai(400, "unsupported_parameter", str(error), param=error.param)
-    if task is not None:
-        answer, head = Answer(text=task), _build_head(new_id(), body.model, time.time())
+    if said is None:
+        answer, head = Answer(text=task or ""), _build_head(new_id(), body.model, time.time())
         if body.stream:
             return Response(write_answer(ResponseWriter(head=head), answer), media_type="text/event-stream")
         return JSONResponse(_build_document(head, answer, is_formed=False))
