@@ -209,6 +209,28 @@ async def test_the_form_of_the_agent_is_parsed():
             assert refused.value.param == "response_format"
 
 
+async def test_a_wait_is_no_answer_of_the_form():
+    """If JSON was asked for, the text about the wait is a refusal, whole and streamed."""
+
+    @tool(requires_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        raise AssertionError
+
+    agent = shop(*[say("I pay. ", call("pay"))] * 4, tools=[pay], output_type=Item)
+    async with serving(agent) as server, client_of(server) as client:
+        chat = (await client.chat.completions.parse(**ask(), response_format=Item)).choices[0].message
+        assert (chat.parsed, chat.content, "approve or reject it" in chat.refusal) == (None, None, True)
+        response = await client.responses.parse(model="shop", input="hi", text_format=Item)
+        assert (response.output_parsed, response.output[0].content[0].type) == (None, "refusal")
+        async with client.chat.completions.stream(**ask(), response_format=Item) as stream:
+            message = (await stream.get_final_completion()).choices[0].message
+            assert (message.parsed, "approve or reject it" in message.refusal) == (None, True)
+        async with client.responses.stream(model="shop", input="hi", text_format=Item) as stream:
+            kinds = [event.type async for event in stream]
+        assert kinds[4:7] == ["response.refusal.delta", "response.refusal.done", "response.content_part.done"]
+
+
 async def test_a_form_that_an_agent_does_not_have_is_refused():
     """An agent that answers with text has no form, and one with a list has no object; `text` is what is done anyway."""
     texts, lists = shop("a"), shop('{"result": [1]}', output_type=list[int])
