@@ -39,15 +39,12 @@ class RefusedFieldError(MisuseError):
         self.param = param
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class RequestField(Value):
     """A field, and what is done with it. Null is always taken as if the field were left out."""
 
     name: str
     """Its name, or its path in an object, such as `reasoning.effort`."""
-
-    apis: tuple[str, ...] = (CHAT, RESPONSES)
-    """Endpoints that know it."""
 
     honoured: str = ""
     """What it does, for people; empty if each value is refused."""
@@ -55,16 +52,19 @@ class RequestField(Value):
     refused: str = ""
     """Values that are refused, why, and what to do, for people; empty if none is."""
 
-    neutral: tuple[Any, ...] = ()
+    apis: tuple[str, ...] = attrs.field(default=(CHAT, RESPONSES), kw_only=True)
+    """Endpoints that know it."""
+
+    neutral: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
     """Values that ask for what is done anyway."""
 
-    setting: str = ""
+    setting: str = attrs.field(default="", kw_only=True)
     """Field of the `Settings` of the run that it sets."""
 
-    is_kept: bool = False
+    is_kept: bool = attrs.field(default=False, kw_only=True)
     """Whether it is kept in the metadata of the run, under `openai_NAME`."""
 
-    is_read: bool = False
+    is_read: bool = attrs.field(default=False, kw_only=True)
     """Whether the endpoint reads it itself."""
 
 
@@ -79,154 +79,117 @@ _PRICE: Final = "any other value: the tier is the agent's"
 _HERE: Final = "there is nothing like it here"
 _KEPT: Final = "kept in the run's metadata as `openai_NAME`; user and tenant are those of the key"
 _MAX: Final = "most tokens of each reply of the model, never more than the agent's own `max_tokens`"
+_RUN: Final = "of the model, in this run"
+_FITS: Final = "`text`; `json_object` and `json_schema` that each answer of the agent fits"
+_THINKING: Final = "the thinking of the agent is not shown here"
 _STREAMED: Final = "any other value: pieces are not padded"
 
 FIELDS: Final = (
-    RequestField(name="model", is_read=True, honoured="name of the agent", refused="names not in `/v1/models` (404)"),
+    RequestField("model", "name of the agent", "names not in `/v1/models` (404)", is_read=True),
     RequestField(
-        name="messages",
+        "messages",
+        "texts, images, recordings and files",
+        "a last message that is not the user's; parts that the agent's model does not take",
         apis=_C,
         is_read=True,
-        honoured="texts, images, recordings and files",
-        refused="a last message that is not the user's; parts that the agent's model does not take",
     ),
     RequestField(
-        name="input",
+        "input",
+        "a text, or items: messages with texts, images and files, and `item_reference` to an answer",
+        "a last item that is not the user's; other items than messages, reasoning and calls",
         apis=_R,
         is_read=True,
-        honoured="a text, or items: messages with texts, images and files, and `item_reference` to an answer",
-        refused="a last item that is not the user's; other items than messages, reasoning and calls",
     ),
-    RequestField(name="instructions", apis=_R, is_read=True, honoured="words of the user before the prompt"),
-    RequestField(name="stream", is_read=True, honoured="whether the answer comes as events"),
+    RequestField("instructions", "words of the user before the prompt", apis=_R, is_read=True),
+    RequestField("stream", "whether the answer comes as events", is_read=True),
+    RequestField("stream_options.include_usage", "whether the stream ends with the usage", apis=_C, is_read=True),
+    RequestField("stream_options.include_obfuscation", "`false`", _STREAMED, neutral=(False,)),
+    RequestField("metadata", "stored with the run; `conversation` in it names the conversation", is_read=True),
     RequestField(
-        name="stream_options.include_usage", apis=_C, is_read=True, honoured="whether the stream ends with the usage"
-    ),
-    RequestField(name="stream_options.include_obfuscation", neutral=(False,), honoured="`false`", refused=_STREAMED),
-    RequestField(
-        name="metadata", is_read=True, honoured="stored with the run; `conversation` in it names the conversation"
-    ),
-    RequestField(
-        name="conversation",
+        "conversation",
+        "name of the conversation, any that the client chooses; `input` has the new messages only",
+        "together with `previous_response_id`",
         apis=_R,
         is_read=True,
-        honoured="name of the conversation, any that the client chooses; `input` has the new messages only",
-        refused="together with `previous_response_id`",
     ),
     RequestField(
-        name="previous_response_id",
+        "previous_response_id",
+        "the run of this response goes on, or a new run goes on after it; `input` has the new messages only",
+        "ids of responses that the caller did not start (400)",
         apis=_R,
         is_read=True,
-        honoured="the run of this response goes on, or a new run goes on after it; `input` has the new messages only",
-        refused="ids of responses that the caller did not start (400)",
     ),
     RequestField(
-        name="background",
-        apis=_R,
-        is_read=True,
-        honoured="`true` answers at once; `GET /v1/responses/{response_id}` has the state",
+        "background", "`true` answers at once; `GET /v1/responses/{response_id}` has the state", apis=_R, is_read=True
     ),
     RequestField(
-        name="background_options.completion_window",
+        "background_options.completion_window",
+        "`soonest`",
+        "any other value: runs begin at once",
         apis=_R,
         neutral=("soonest",),
-        honoured="`soonest`",
-        refused="any other value: runs begin at once",
     ),
+    RequestField("background_options.continuation_id", "", "name the response as `previous_response_id`", apis=_R),
+    RequestField("temperature", _RUN, setting="temperature"),
+    RequestField("top_p", _RUN, setting="top_p"),
+    RequestField("seed", _RUN, apis=_C, setting="seed"),
+    RequestField("stop", "ends each reply of the model", apis=_C, setting="stop"),
+    RequestField("max_tokens", _MAX, apis=_C, setting="max_tokens"),
+    RequestField("max_completion_tokens", _MAX, apis=_C, setting="max_tokens"),
+    RequestField("max_output_tokens", _MAX, apis=_R, setting="max_tokens"),
+    RequestField("reasoning_effort", _RUN, apis=_C, setting="reasoning_effort"),
+    RequestField("reasoning.effort", _RUN, apis=_R, setting="reasoning_effort"),
+    RequestField("reasoning.context", "`auto`", _SAMPLING, apis=_R, neutral=("auto",)),
+    RequestField("reasoning.mode", "`standard`", _SAMPLING, apis=_R, neutral=("standard",)),
+    RequestField("reasoning.summary", "", _THINKING, apis=_R),
+    RequestField("reasoning.generate_summary", "", _THINKING, apis=_R),
+    RequestField("response_format", _FITS, _FORM, apis=_C, is_read=True),
+    RequestField("text.format", _FITS, _FORM, apis=_R, is_read=True),
+    RequestField("verbosity", "`medium`", _SAMPLING, apis=_C, neutral=("medium",)),
+    RequestField("text.verbosity", "`medium`", _SAMPLING, apis=_R, neutral=("medium",)),
+    RequestField("tools", "an empty list", _TOOLS, neutral=([],)),
+    RequestField("tool_choice", "`auto` and `none`: no tool of the client is called", _TOOLS, neutral=("auto", "none")),
+    RequestField("parallel_tool_calls", "any: no tool of the client is called", neutral=(True, False)),
+    RequestField("functions", "an empty list", _TOOLS, apis=_C, neutral=([],)),
+    RequestField("function_call", "`auto` and `none`", _TOOLS, apis=_C, neutral=("auto", "none")),
+    RequestField("web_search_options", "", _TOOLS, apis=_C),
+    RequestField("max_tool_calls", "", _LIMITS, apis=_R),
+    RequestField("n", "1", "more: a run has one answer", apis=_C, neutral=(1,)),
+    RequestField("frequency_penalty", "0", _SAMPLING, apis=_C, neutral=(0,)),
+    RequestField("presence_penalty", "0", _SAMPLING, apis=_C, neutral=(0,)),
+    RequestField("logit_bias", "an empty object", _SAMPLING, apis=_C, neutral=({},)),
+    RequestField("logprobs", "`false`", "`true`: they are not kept", apis=_C, neutral=(False,)),
+    RequestField("top_logprobs", "0", "more: they are not kept", neutral=(0,)),
+    RequestField("modalities", '`["text"]`', "audio: answers are texts", apis=_C, neutral=(["text"],)),
+    RequestField("audio", "", "answers are texts", apis=_C),
+    RequestField("prediction", "", "the requests of the model are the agent's", apis=_C),
+    RequestField("prompt", "", "the prompts are the agent's", apis=_R),
+    RequestField("include", "an empty list", "any entry: responses have texts only", apis=_R, neutral=([],)),
     RequestField(
-        name="background_options.continuation_id", apis=_R, refused="name the response as `previous_response_id`"
-    ),
-    RequestField(name="temperature", setting="temperature", honoured="of the model, in this run"),
-    RequestField(name="top_p", setting="top_p", honoured="of the model, in this run"),
-    RequestField(name="seed", apis=_C, setting="seed", honoured="of the model, in this run"),
-    RequestField(name="stop", apis=_C, setting="stop", honoured="ends each reply of the model"),
-    RequestField(name="max_tokens", apis=_C, setting="max_tokens", honoured=_MAX),
-    RequestField(name="max_completion_tokens", apis=_C, setting="max_tokens", honoured=_MAX),
-    RequestField(name="max_output_tokens", apis=_R, setting="max_tokens", honoured=_MAX),
-    RequestField(name="reasoning_effort", apis=_C, setting="reasoning_effort", honoured="of the model, in this run"),
-    RequestField(name="reasoning.effort", apis=_R, setting="reasoning_effort", honoured="of the model, in this run"),
-    RequestField(name="reasoning.context", apis=_R, neutral=("auto",), honoured="`auto`", refused=_SAMPLING),
-    RequestField(name="reasoning.mode", apis=_R, neutral=("standard",), honoured="`standard`", refused=_SAMPLING),
-    RequestField(name="reasoning.summary", apis=_R, refused="the thinking of the agent is not shown here"),
-    RequestField(name="reasoning.generate_summary", apis=_R, refused="the thinking of the agent is not shown here"),
-    RequestField(
-        name="response_format",
-        apis=_C,
-        is_read=True,
-        honoured="`text`; `json_object` and `json_schema` that each answer of the agent fits",
-        refused=_FORM,
-    ),
-    RequestField(
-        name="text.format",
-        apis=_R,
-        is_read=True,
-        honoured="`text`; `json_object` and `json_schema` that each answer of the agent fits",
-        refused=_FORM,
-    ),
-    RequestField(name="verbosity", apis=_C, neutral=("medium",), honoured="`medium`", refused=_SAMPLING),
-    RequestField(name="text.verbosity", apis=_R, neutral=("medium",), honoured="`medium`", refused=_SAMPLING),
-    RequestField(name="tools", neutral=([],), honoured="an empty list", refused=_TOOLS),
-    RequestField(
-        name="tool_choice",
-        neutral=("auto", "none"),
-        honoured="`auto` and `none`: no tool of the client is called",
-        refused=_TOOLS,
-    ),
-    RequestField(
-        name="parallel_tool_calls",
-        neutral=(True, False),
-        honoured="any: no tool of the client is called",
-        refused="",
-    ),
-    RequestField(name="functions", apis=_C, neutral=([],), honoured="an empty list", refused=_TOOLS),
-    RequestField(name="function_call", apis=_C, neutral=("auto", "none"), honoured="`auto` and `none`", refused=_TOOLS),
-    RequestField(name="web_search_options", apis=_C, refused=_TOOLS),
-    RequestField(name="max_tool_calls", apis=_R, refused=_LIMITS),
-    RequestField(name="n", apis=_C, neutral=(1,), honoured="1", refused="more: a run has one answer"),
-    RequestField(name="frequency_penalty", apis=_C, neutral=(0,), honoured="0", refused=_SAMPLING),
-    RequestField(name="presence_penalty", apis=_C, neutral=(0,), honoured="0", refused=_SAMPLING),
-    RequestField(name="logit_bias", apis=_C, neutral=({},), honoured="an empty object", refused=_SAMPLING),
-    RequestField(name="logprobs", apis=_C, neutral=(False,), honoured="`false`", refused="`true`: they are not kept"),
-    RequestField(name="top_logprobs", neutral=(0,), honoured="0", refused="more: they are not kept"),
-    RequestField(
-        name="modalities", apis=_C, neutral=(["text"],), honoured='`["text"]`', refused="audio: answers are texts"
-    ),
-    RequestField(name="audio", apis=_C, refused="answers are texts"),
-    RequestField(name="prediction", apis=_C, refused="the requests of the model are the agent's"),
-    RequestField(name="prompt", apis=_R, refused="the prompts are the agent's"),
-    RequestField(
-        name="include", apis=_R, neutral=([],), honoured="an empty list", refused="any entry: responses have texts only"
-    ),
-    RequestField(
-        name="truncation",
+        "truncation",
+        "`auto`: the agent keeps the window",
+        "any other value: the agent keeps the window",
         apis=_R,
         neutral=("auto",),
-        honoured="`auto`: the agent keeps the window",
-        refused="any other value: the agent keeps the window",
     ),
-    RequestField(name="context_management", apis=_R, refused="the agent keeps the window"),
+    RequestField("context_management", "", "the agent keeps the window", apis=_R),
     RequestField(
-        name="store",
+        "store",
+        "`true`",
+        "`false`: each run is stored; delete it with `DELETE /v1/runs/{run_id}`",
         apis=_R,
         neutral=(True,),
-        honoured="`true`",
-        refused="`false`: each run is stored; delete it with `DELETE /v1/runs/{run_id}`",
     ),
-    RequestField(
-        name="store",
-        apis=_C,
-        neutral=(True, False),
-        honoured="any: each run is stored, and none is used for training",
-    ),
-    RequestField(name="service_tier", neutral=("auto", "default"), honoured="`auto` and `default`", refused=_PRICE),
-    RequestField(name="user", is_kept=True, honoured=_KEPT),
-    RequestField(name="safety_identifier", is_kept=True, honoured=_KEPT),
-    RequestField(name="prompt_cache_key", is_kept=True, honoured=_KEPT),
-    RequestField(name="prompt_cache_options", refused=_CACHE),
-    RequestField(name="prompt_cache_retention", refused=_CACHE),
-    RequestField(name="moderation", refused="the guards are the agent's"),
-    RequestField(name="image", apis=_R, refused=_HERE),
-    RequestField(name="access_programs", apis=_R, refused=_HERE),
+    RequestField("store", "any: each run is stored, and none is used for training", apis=_C, neutral=(True, False)),
+    RequestField("service_tier", "`auto` and `default`", _PRICE, neutral=("auto", "default")),
+    RequestField("user", _KEPT, is_kept=True),
+    RequestField("safety_identifier", _KEPT, is_kept=True),
+    RequestField("prompt_cache_key", _KEPT, is_kept=True),
+    RequestField("prompt_cache_options", "", _CACHE),
+    RequestField("prompt_cache_retention", "", _CACHE),
+    RequestField("moderation", "", "the guards are the agent's"),
+    RequestField("image", "", _HERE, apis=_R),
+    RequestField("access_programs", "", _HERE, apis=_R),
 )
 _BY_NAME: Final = {(api, each.name): each for each in FIELDS for api in each.apis}
 # Fields whose value is an object with fields of its own.
