@@ -1,9 +1,10 @@
 """`python -m benchmarks claims [POSTGRES_URL]`: how workers share the runs of a store.
 
 Runs per second that 1, 2, 4 and 8 worker processes drive on PostgreSQL, with the leases that they took and the claims
-that came back empty; the time per claimed run at 1,000, 100,000 and 300,000 open runs on PostgreSQL and SQLite, half of
-which wait for a person; and the time from `submit` in one process to the model's first request in another, on each
-store. Without an address a PostgreSQL is started as in `growth`. All processes share this machine with the server.
+that came back empty; what a submission costs beside 1 to 100 idle workers there; the time per claimed run at 1,000,
+100,000 and 300,000 open runs on PostgreSQL and SQLite, half of which wait for a person; and the time from `submit` in
+one process to the model's first request in another, on each store. Without an address a PostgreSQL is started as in
+`growth`. All processes share this machine with the server, which needs `max_connections` above 110.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from benchmarks.measure import machine
 from benchmarks.rows import MS, US, WALL
 
 WORKERS: Final = (1, 2, 4, 8)
+# Idle workers, each with a store of its own; more than PROCESSES share these.
+IDLE: Final = (1, 2, 4, 8, 40, 100)
+PROCESSES: Final = 8
 # Short runs, each of one model reply, and rounds of which the median is printed.
 RUNS: Final = 800
 ROUNDS: Final = 3
@@ -41,6 +45,11 @@ BACKLOGS: Final = (1_000, 100_000, 300_000)
 LIMIT: Final = 20
 CLAIMS: Final = 25
 SUBMITS: Final = 20
+# Seconds between two polls of an idle worker, long enough for none in a measurement; until the server has counted the
+# transactions of all sessions, and connections without use have ended; and between two submissions.
+POLL_S: Final = 600.0
+SETTLE_S: Final = 12.0
+GAP_S: Final = 0.2
 # Seconds between two looks at a run, and from the start of a process to its first look at the store.
 LOOK_S: Final = 0.02
 READY: Final = "ready"
@@ -77,27 +86,29 @@ def agent_on(store: Store) -> Agent[str]:
     return Agent(FunctionModel(lambda _request: str(time.time())), name="clerk", store=store, durability="normal")
 
 
-async def drive(place: str) -> None:
-    """Be a worker process: say so, wait for the word, and drive until nothing is left to do."""
+async def drive(place: str, count: int) -> None:
+    """Be a process of workers: say so, wait for the word, and drive until nothing is left to do."""
     store = store_of(place)
     agent = agent_on(store)
     await agent.with_(store=MemoryStore()).run("warm up")
     await store.runs(limit=1)
     print(READY, flush=True)
     if sys.stdin.readline().strip() == "idle":
-        await agent.worker()
+        others = [agent_on(store_of(place)) for _ in range(count - 1)]
+        await asyncio.gather(*[each.worker(poll_s=POLL_S) for each in (agent, *others)])
     await agent.worker(until_idle=True)
     assert isinstance(store, Counted)
     print(time.time(), store.claimed, store.empty, store.refused)
     await store.aclose()
 
 
-def started(place: str, count: int) -> list[subprocess.Popen[str]]:
-    """Start worker processes, and return when all of them wait for the word."""
+def started(place: str, count: int, processes: int) -> list[subprocess.Popen[str]]:
+    """Start processes of so many workers in all, and return when all of them wait for the word."""
     command = [sys.executable, "-m", "benchmarks.claims", place]
+    shares = [len(range(each, count, processes)) for each in range(processes)]
     workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  this file
-        for _ in range(count)
+        subprocess.Popen([*command, str(share)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        for share in shares
     ]
     assert all(_line(worker) == READY for worker in workers)
     return workers
@@ -118,7 +129,7 @@ async def shared(url: str, count: int) -> tuple[float, float, int]:
     """Return runs per second of so many workers, leases taken per run, and how many were refused."""
     agent = agent_on(PostgresStore(url))
     await asyncio.gather(*[agent.submit("work") for _ in range(RUNS)])
-    workers = started(url, count)
+    workers = started(url, count, count)
     begun = time.time()
     for worker in workers:
         _say(worker, "go")
@@ -148,6 +159,50 @@ async def sharing(url: str) -> None:
         refused = sum(refused for *_, refused in rates[count])
         share = medians[count] / max(medians.values())
         print(f"{count:>8}{medians[count]:>10.0f}{share:>8.2f}x{leases:>14.2f}{refused:>9}")
+
+
+async def waking(url: str) -> None:
+    """Print what a submission costs beside idle workers, which do not poll meanwhile: a lost wake-up would show."""
+    print(f"\none submission beside idle workers on PostgreSQL, {SUBMITS} runs")
+    print(f"{'workers':>8}{'to start':>11}{'longest':>11}{'commits':>9}{'connections':>13}")
+    for count in IDLE:
+        async with empty(url) as (store, where):
+            agent = agent_on(store)
+            await store.now()
+            workers = started(where, count, min(count, PROCESSES))
+            for worker in workers:
+                _say(worker, "idle")
+            with psycopg.connect(url, autocommit=True) as desk:
+                while _ask(desk, _SLEEPERS) < count:  # noqa: ASYNC110  other processes
+                    await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(SETTLE_S)
+                connections, before, runs = _ask(desk, _CONNECTIONS), _ask(desk, _COMMITS), []
+                for _ in range(SUBMITS):
+                    runs.append((time.time(), await agent.submit("work")))
+                    await asyncio.sleep(GAP_S)
+                await asyncio.sleep(SETTLE_S)
+                commits = (_ask(desk, _COMMITS) - before) / SUBMITS
+            waits = [(float((await agent.load(run.id)).output) - at) * MS for at, run in runs]
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        print(
+            f"{count:>8}{statistics.median(waits[1:]):>8.1f} ms{max(waits[1:]):>8.1f} ms{commits:>9.1f}"
+            f"{connections / count:>13.2f}"
+        )
+
+
+_SLEEPERS: Final = "SELECT count(*) FROM agentfsm.sleepers"
+# Those of the workers: that of the submitter has ended by then.
+_CONNECTIONS: Final = """
+SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agentfsm' AND datname = current_database()
+"""
+_COMMITS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+
+
+def _ask(desk: psycopg.Connection, question: str) -> int:
+    (count,) = desk.execute(question.encode()).fetchone() or (0,)
+    return int(count)
 
 
 async def fill(store: Store, place: str, count: int) -> None:
@@ -238,7 +293,7 @@ async def starting(url: str | None) -> None:
         async with empty(place) as (store, where):
             agent = agent_on(store)
             await store.now()
-            [worker] = started(where, 1)
+            [worker] = started(where, 1, 1)
             _say(worker, "idle")
             waits = []
             for _ in range(SUBMITS):
@@ -257,6 +312,7 @@ async def measure(url: str | None) -> None:
     """Measure and print."""
     if url:
         await sharing(url)
+        await waking(url)
     await backlogs(url)
     await starting(url)
 
@@ -271,4 +327,4 @@ def main(url: str = "") -> int:
 
 
 if __name__ == "__main__":
-    asyncio.run(drive(sys.argv[1]))
+    asyncio.run(drive(sys.argv[1], int(sys.argv[2])))

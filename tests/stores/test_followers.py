@@ -56,7 +56,7 @@ def release_in(db, lease):
     """Release a lease as a store does, in a transaction that stays open."""
     values = (lease.run_id, lease.token, lease_owner(lease).name, 0, 0.0, 0.0, 0)
     with psycopg.ClientCursor(db) as cursor:
-        cursor.execute(sql.RELEASE_RUNS, ([lease.run_id], *[[value] for value in values], "channel"))
+        cursor.execute(sql.RELEASE_RUNS, ([lease.run_id], *[[value] for value in values]))
 
 
 async def test_a_release_that_is_committed_late_is_not_lost(postgres, shared_postgres, schema):

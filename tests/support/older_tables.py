@@ -18,7 +18,7 @@ PRAGMA user_version = 600
 """
 # The same of tables 4.3 of PostgreSQL.
 _POSTGRES_400 = (
-    "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; "
+    "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records, {s}.sleepers; DROP SEQUENCE {s}.revisions; "
     "ALTER TABLE {s}.runs DROP COLUMN release, DROP COLUMN purpose; UPDATE {s}.layout SET version = 400"
 )
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.

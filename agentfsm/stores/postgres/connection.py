@@ -9,6 +9,7 @@ trips, one for its statement and one for the commit.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreErr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability
 from agentfsm.stores.rules import MINOR_VERSIONS, check_major_version
-from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
+from agentfsm.stores.subscriptions import Subscriptions
 from agentfsm.stores.threaded.outage import Outage
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from psycopg.abc import Buffer, PQGen
 
 T = TypeVar("T")
+
+_log = logging.getLogger("agentfsm.stores")
 
 # Seconds to wait for another session's lock. Locks of stores last milliseconds; one that lasts longer was left behind.
 LOCK_TIMEOUT_S: Final = 5.0
@@ -47,6 +50,10 @@ STATEMENT_TIMEOUT_S: Final = 60.0
 # Seconds of silence after which the connection counts as lost: a statement takes milliseconds, a batch of a prune a
 # second, and a wait for a lock up to LOCK_TIMEOUT_S.
 SILENCE_TIMEOUT_S: Final = 20.0
+# Seconds between two looks whether the connection on which the server announces changes still exists.
+RECONNECT_DELAY_S: Final = 1.0
+# Start of the names of channels: that of a schema ends with a hash of its name, that of a store object with one of its.
+LISTENER_PREFIX: Final = "agentfsm_"
 # Minimum and maximum seconds between two attempts to reach a server that is away: a restart takes about one.
 MIN_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
@@ -223,8 +230,11 @@ class PostgresAddress(Value):
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
-class PostgresConnection(PushNotificationMixin):
-    """A connection, opened at its first transaction. Only the store's thread uses it."""
+class PostgresConnection:
+    """A connection, opened at its first transaction. Only the store's thread uses it.
+
+    The server announces changes on the same connection, so that an idle worker needs no other.
+    """
 
     address: PostgresAddress
     """Address of the server."""
@@ -244,6 +254,13 @@ class PostgresConnection(PushNotificationMixin):
     patience_s: float
     """Maximum wait for a server that is away, seconds."""
 
+    subscriptions: Subscriptions | None = attrs.field(default=None, init=False)
+    """Subscriptions to what the server announces; None before the first."""
+
+    poll_interval_s: float = attrs.field(default=RECONNECT_DELAY_S, init=False)
+    """Seconds between two calls of `has_changed` while there are subscriptions."""
+
+    _is_listening: bool = attrs.field(default=False, init=False)
     outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: WatchedConnection | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
@@ -299,7 +316,44 @@ class PostgresConnection(PushNotificationMixin):
     @property
     def channel(self) -> str:
         """Name of the channel for change notifications of this schema."""
-        return f"agentfsm_{md5(self.schema.encode(), usedforsecurity=False).hexdigest()}"
+        return LISTENER_PREFIX + hash_topic(self.schema)
+
+    # Announcements of the server.
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection; -1 for none."""
+        return -1 if self._db is None or self._db.closed else self._db.fileno()
+
+    def receive(self) -> None:
+        """Notify the subscribers of what the server has announced. `has_changed` replaces a lost connection."""
+        if self._db is None:
+            return
+        try:
+            self._db.pgconn.consume_input()
+            while (notice := self._db.pgconn.notifies()) is not None:
+                self._announce(notice.extra.decode())
+        except psycopg.Error:
+            self.outage.begin()
+            self.disconnect()
+
+    def has_changed(self) -> bool:
+        """Open the connection again if it was lost. Return False: subscribers are notified once it is open."""
+        try:
+            with self.open_transaction(write=False, durability="normal"):
+                pass
+        except psycopg.Error as error:  # subscribers poll meanwhile, and the server may be back soon
+            _log.info("changes by other processes are noticed late until the server is back: %s", type(error))
+        return False
+
+    def _announce(self, payload: str) -> None:
+        if self.subscriptions is not None:
+            self.subscriptions.notify([each for each in list(self.subscriptions.topics) if hash_topic(each) == payload])
+
+    def _listen(self, subscriptions: Subscriptions) -> None:
+        own = LISTENER_PREFIX + hash_topic(self.worker_name)
+        self.execute(f"LISTEN {self.channel}; LISTEN {own}")
+        self._is_listening = True
+        subscriptions.notify(list(subscriptions.topics))  # earlier announcements were missed
 
     @contextmanager
     def open_transaction(self, *, write: bool, durability: Durability) -> Iterator[None]:
@@ -312,6 +366,8 @@ class PostgresConnection(PushNotificationMixin):
         self._commit_callbacks.clear()
         if self._db is None:
             self._open()
+        if self.subscriptions is not None and not self._is_listening:
+            self._listen(self.subscriptions)
         self._prefix_sql, self._prefix_values = (
             self._begin_write_sql(durability)
             if write
@@ -373,7 +429,7 @@ class PostgresConnection(PushNotificationMixin):
 
     def disconnect(self) -> None:
         """Close the connection; the next transaction opens another."""
-        db, self._db = self._db, None
+        db, self._db, self._is_listening = self._db, None, False
         if db is not None:
             with suppress(Exception):
                 db.close()
@@ -502,7 +558,8 @@ class PostgresConnection(PushNotificationMixin):
             raise
         db.adapters.register_dumper(str, _EscapingDumper)
         db.adapters.register_loader("text", _UnescapingLoader)
-        self._db = db
+        db.add_notify_handler(lambda notice: self._announce(notice.payload))
+        self._db, self._is_listening = db, False
         try:
             if self._read_version() < self.tables.version:
                 self._migrate()
@@ -615,17 +672,6 @@ SELECT ARRAY(SELECT relname::text FROM pg_class
 def hash_topic(topic: str) -> str:
     """Return the notification of a topic: a hash, because a name may be too long for a notification."""
     return md5(topic.encode(), usedforsecurity=False).hexdigest()
-
-
-def iter_notifications(address: PostgresAddress, channel: str) -> Iterator[str]:
-    """Yield the notifications of a channel, on a separate connection; see `NotificationSource`."""
-    with psycopg.connect(**address.settings, autocommit=True) as db:
-        db.execute(f"LISTEN {channel}".encode())
-        yield ""
-        while True:
-            for notice in db.notifies(timeout=CHECK_INTERVAL_S):
-                yield notice.payload
-            yield ""
 
 
 def _sqlstate(error: BaseException) -> str:

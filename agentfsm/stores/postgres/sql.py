@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from agentfsm.ports.stored import QUOTA_WINDOW_S
-from agentfsm.stores.postgres.connection import NOW, PostgresTables
+from agentfsm.stores.postgres.connection import LISTENER_PREFIX, NOW, PostgresTables
 from agentfsm.stores.rules import LIST_INDEXES, SUMMARY_COLUMNS, UNRECORDED_FORMAT
 from agentfsm.stores.threaded.store import MAX_LEASE_S
 
@@ -99,6 +99,18 @@ _QUOTA_TABLE: Final = """
         ) WITH (fillfactor = 50);
         CREATE INDEX quotas_by_second ON quotas (second);
 """
+# Since version 4.4. Workers that wait for runs of an agent. Who makes a run ready removes one of them and wakes it, so
+# that the others sleep on.
+_SLEEPER_TABLE: Final = """
+        CREATE TABLE sleepers (
+            number   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- the smallest is woken first
+            agent    text NOT NULL,
+            worker   text NOT NULL,     -- the store object; it counts while its row in workers is valid
+            format   integer NOT NULL,  -- newest format that it reads
+            releases text[],            -- those that it has; NULL for all
+            UNIQUE (agent, worker)
+        );
+"""
 
 
 def _parse_columns(text: str) -> list[str]:
@@ -130,9 +142,21 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 
 TABLES: Final = PostgresTables(
-    version=403,
+    version=404,
     names=frozenset(
-        {"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas", "records"}
+        {
+            "layout",
+            "workers",
+            "sleepers",
+            "runs",
+            "events",
+            "posts",
+            "followers",
+            "reads",
+            "feedback",
+            "quotas",
+            "records",
+        }
     ),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
@@ -193,6 +217,7 @@ TABLES: Final = PostgresTables(
         {_FEEDBACK_TABLE}
         {_QUOTA_TABLE}
         {_RECORD_TABLE}
+        {_SLEEPER_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -241,6 +266,7 @@ TABLES: Final = PostgresTables(
         400: _RECORD_TABLE,
         401: "ALTER TABLE runs ADD COLUMN release text NOT NULL DEFAULT ''",
         402: "ALTER TABLE runs ADD COLUMN purpose text NOT NULL DEFAULT ''",
+        403: _SLEEPER_TABLE,
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -309,13 +335,24 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
 # Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
 # scan a small table. The first columns are whether runs that are too new are ready, and a release that is ready and not
 # one of the worker's: looked up only if too few others were found, so the index has few entries before the first of
-# them. There is a row even if no run is claimed.
+# them. There is a row even if no run is claimed. A worker that has got less than its room is a sleeper afterwards, and
+# any other is not. A row that another session has locked is left as it is: a wake-up is on the way.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
     UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL
     WHERE number = ANY(ARRAY(SELECT number FROM found))
-    RETURNING id, number, token, version, crashes, alone)
+    RETURNING id, number, token, version, crashes, alone),
+self (agent, worker, format, releases, sleeps) AS (
+    SELECT %s::text, %s::text, %s::integer, %s::text[], (SELECT count(*) FROM found) < %s),
+asleep AS (
+    INSERT INTO sleepers (agent, worker, format, releases)
+    SELECT agent, worker, format, releases FROM self
+    WHERE sleeps AND NOT EXISTS (SELECT FROM sleepers JOIN self USING (agent, worker))),
+awake AS (
+    DELETE FROM sleepers WHERE number IN (
+        SELECT number FROM sleepers JOIN self USING (agent, worker)
+        WHERE NOT sleeps FOR UPDATE OF sleepers SKIP LOCKED))
 SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
            SELECT true FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND format > %s
            ORDER BY ready_at, number LIMIT 1) END,
@@ -342,7 +379,7 @@ SET owner = NULL, change = NULL, ready_at = {_ready_at_sql("runs.seen", "runs.se
     company = %s, alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
 WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
-# Runs that can be claimed at once are announced. They are locked in a separate statement: see SELECT_DUE_POSTS.
+# Returns what became claimable, for `WAKE_SLEEPERS`. Runs are locked in a separate statement: see SELECT_DUE_POSTS.
 _RELEASE_RUNS: Final = f"""
 WITH left_alone AS (
     UPDATE runs
@@ -359,8 +396,9 @@ WITH left_alone AS (
     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[])
          AS gone (id, token, owner, seen, seen_at, rest_s, newest)
     WHERE runs.id = gone.id AND runs.token = gone.token AND runs.owner = gone.owner {{more}}
-    RETURNING runs.agent, runs.ready_at)
-SELECT pg_notify(%s, md5('agent:' || agent)) FROM left_alone WHERE ready_at <= {NOW} GROUP BY agent
+    RETURNING runs.agent, runs.release, runs.format, runs.suspect, runs.purpose, runs.ready_at)
+SELECT agent, release, max(format), count(*), bool_or(suspect) FROM left_alone
+WHERE ready_at <= {NOW} AND purpose = '' GROUP BY agent, release
 """  # noqa: S608
 LOCK_RELEASED_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
 RELEASE_RUNS: Final = f"{LOCK_RELEASED_RUNS}; {_RELEASE_RUNS.format(more='')}"
@@ -426,9 +464,22 @@ RAISE_FORMAT: Final = "UPDATE runs SET format = %s WHERE number = %s"
 MARK_CLAIMABLE: Final = f"""
 WITH woken AS (
     UPDATE runs SET ready_at = least(ready_at, coalesce(%s, {NOW}))
-    WHERE number = %s AND owner IS NULL AND parent IS NULL RETURNING agent, ready_at)
-SELECT pg_notify(%s, md5('agent:' || agent)) FROM woken WHERE ready_at <= {NOW}
+    WHERE number = %s AND owner IS NULL AND parent IS NULL
+    RETURNING agent, release, format, suspect, purpose, ready_at)
+SELECT agent, release, format, 1, suspect FROM woken WHERE ready_at <= {NOW} AND purpose = ''
 """  # noqa: S608
+# Wakes as many sleepers as runs are ready, this store object first, which its own process wakes. If there are none, all
+# listeners are told: a worker that is about to sleep may have missed these runs.
+WAKE_SLEEPERS: Final = f"""
+WITH chosen AS MATERIALIZED (
+    SELECT sleepers.number FROM sleepers JOIN workers ON workers.name = sleepers.worker
+    WHERE agent = %s AND (releases IS NULL OR %s = '' OR %s = ANY(releases)) AND format >= %s AND until > {NOW}
+    ORDER BY worker <> %s, sleepers.number LIMIT %s FOR UPDATE OF sleepers SKIP LOCKED),
+woken AS (DELETE FROM sleepers WHERE number IN (SELECT number FROM chosen) RETURNING worker)
+SELECT pg_notify('{LISTENER_PREFIX}' || md5(worker), %s) FROM woken WHERE worker <> %s
+UNION ALL SELECT pg_notify(%s, %s) WHERE NOT EXISTS (SELECT FROM chosen)
+"""  # noqa: S608
+FORGET_SLEEPER: Final = "DELETE FROM sleepers WHERE worker = %s AND coalesce(agent = %s, true)"
 WATCH_RUNS: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
 SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT FROM runs {clause} LIMIT %s) AS found"
@@ -480,7 +531,10 @@ WITH RECURSIVE kept (is_run, name) AS (
         UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS needed ON true)
 SELECT name FROM kept WHERE is_run
 """
-DELETE_ENDED_WORKERS: Final = f"DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S}"  # noqa: S608
+DELETE_ENDED_WORKERS: Final = f"""
+DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S};
+DELETE FROM sleepers WHERE worker NOT IN (SELECT name FROM workers WHERE until > {NOW} - {MAX_LEASE_S})
+"""  # noqa: S608
 
 # Rows that another session removes are left to it.
 REMOVE_OLD_QUOTAS: Final = f"""

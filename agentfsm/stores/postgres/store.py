@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -29,7 +30,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.postgres import sql
-from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
+from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic
 from agentfsm.stores.rules import (
     EXPIRED_PER_WRITE,
     LEASE_HELD_ADVICE,
@@ -54,8 +55,7 @@ from agentfsm.stores.rules import (
     successor_exists_error,
     suspect_group_size,
 )
-from agentfsm.stores.subscriptions import Subscriptions, run_topic
-from agentfsm.stores.threaded.change_listener import ChangeListener
+from agentfsm.stores.subscriptions import ALL_AGENTS_TOPIC, agent_topic, run_topic
 from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_owner
 from agentfsm.stores.threaded.owner import OwnerIdentity, group_by_process
@@ -137,6 +137,9 @@ class _PostgresBackend(PostgresConnection):
 
     _pending_releases: list[LeaseRelease] = attrs.field(factory=list, init=False)
     """Leases that the transaction will release."""
+
+    _watched_at: float = attrs.field(default=0.0, init=False)
+    """Time when the server was last asked to announce appends, monotonic seconds."""
 
     _has_written: bool = attrs.field(default=False, init=False)
     _is_maintained: bool = attrs.field(default=False, init=False)
@@ -284,9 +287,12 @@ class _PostgresBackend(PostgresConnection):
         else:
             least = 0
         releases = None if work.releases is None else list(work.releases)
+        # A worker with suspects begins no other runs, and one without a subscription cannot be woken.
+        sleeps = company is None and not suspects and agent_topic(agent) in self._topics
+        sleeper = (agent, self.worker_name, work.newest_format, releases, limit if sleeps else 0)
         values = (agent, suspects, least, work.newest_format, releases, limit, lease_request.owner.name)
         left = (limit, agent, suspects, work.newest_format, releases, limit, agent, suspects, releases)
-        rows = self.execute(sql.CLAIM_RUNS, (*values, *left)).fetchall()
+        rows = self.execute(sql.CLAIM_RUNS, (*values, *sleeper, *left)).fetchall()
         leases = [
             self._register_lease(_build_lease(*row), lease_request)
             for _has_newer, _other_release, *row, _ready_at, _number in rows
@@ -413,7 +419,22 @@ class _PostgresBackend(PostgresConnection):
         releases, self._pending_releases = self._pending_releases, []
         if releases:
             ids = [run_id for run_id, *_rest in releases]
-            self.execute(sql.RELEASE_RUNS, (ids, *_transpose(releases), self.channel))
+            self._wake_sleepers(self.execute(sql.RELEASE_RUNS, (ids, *_transpose(releases))).fetchall())
+
+    def _wake_sleepers(self, ready: Iterable[tuple[Any, ...]]) -> None:
+        """Wake a worker for each run. If one may crash its worker, wake all, because only idle ones take such runs.
+
+        Args:
+            ready: Agent, release, format, number of runs and whether some are suspects, of the runs that became ready.
+        """
+        for agent, release, newest_format, count, has_suspects in ready:
+            topic = hash_topic(agent_topic(agent))
+            wanted = (agent, release, release, newest_format, self.worker_name, 0 if has_suspects else count)
+            self.execute(sql.WAKE_SLEEPERS, (*wanted, topic, self.worker_name, self.channel, topic))
+
+    def forget_sleeper(self, agent: str) -> None:
+        """Have other sessions wake this store object no more for runs of an agent."""
+        self.execute(sql.FORGET_SLEEPER, (self.worker_name, agent))
 
     def _find_blocked_ends(self, chains: AppendChains) -> set[str]:
         """Return the ids of the runs with a final append whose inbox has other rows that are due."""
@@ -479,7 +500,7 @@ class _PostgresBackend(PostgresConnection):
         check_inbox_capacity(run_id, item, waiting)
         is_cancel = isinstance(item, Cancel)
         self.execute(sql.INSERT_POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
-        self.execute(sql.MARK_CLAIMABLE, (post.due_at, row.number, self.channel))
+        self._wake_sleepers(self.execute(sql.MARK_CLAIMABLE, (post.due_at, row.number)).fetchall())
         if row.format < FORMAT:
             self.execute(sql.RAISE_FORMAT, (FORMAT, row.number))
         self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
@@ -516,10 +537,29 @@ class _PostgresBackend(PostgresConnection):
         values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
         return parse_summary(values, driven=self._is_driven(values["id"], owner, living), worker=owner)
 
-    def watch(self, run_ids: Sequence[str], seconds: float, subscriptions: Subscriptions) -> None:
-        """Have the server announce appends to these runs for a while. Notify subscribers once, of earlier changes."""
-        self.execute(sql.WATCH_RUNS, (seconds, list(run_ids)))
-        self.after_commit(partial(subscriptions.notify, [run_topic(run_id) for run_id in run_ids]))
+    def watch(self, topics: Iterable[str]) -> None:
+        """Have the server announce appends to the runs of these topics for a while.
+
+        Subscribers are notified once, of earlier changes. Announcing all appends would slow all writers.
+        """
+        run_ids = [topic.removeprefix(_RUN_TOPIC_PREFIX) for topic in topics if topic.startswith(_RUN_TOPIC_PREFIX)]
+        if run_ids and self.subscriptions is not None:
+            self.execute(sql.WATCH_RUNS, (WATCH_DURATION_S, run_ids))
+            self.after_commit(partial(self.subscriptions.notify, [run_topic(run_id) for run_id in run_ids]))
+
+    def has_changed(self) -> bool:
+        """Keep the server announcing what is subscribed to. Return False, since it announces changes."""
+        super().has_changed()
+        now = time.monotonic()
+        if self.fileno() >= 0 and now >= self._watched_at + WATCH_DURATION_S / 3:
+            self._watched_at = now
+            with self.transaction(write=True, durability="normal"):
+                self.watch(self._topics)
+        return False
+
+    @property
+    def _topics(self) -> list[str]:
+        return [] if self.subscriptions is None else list(self.subscriptions.topics)
 
     # Deletion.
 
@@ -743,7 +783,8 @@ class _PostgresBackend(PostgresConnection):
         if leases:
             ids = [run_id for run_id, *_rest in leases]
             releases = [(*lease, 0, 0.0, 0.0, 0) for lease in leases]
-            self.execute(sql.RELEASE_UNLOCKED_RUNS, (ids, *_transpose(releases), ids, self.channel))
+            ready = self.execute(sql.RELEASE_UNLOCKED_RUNS, (ids, *_transpose(releases), ids)).fetchall()
+            self._wake_sleepers(ready)
 
     def _read_inbox_updates(self, run_ids: Sequence[str]) -> InboxUpdates:
         """Return the current inbox state of runs."""
@@ -771,6 +812,7 @@ class _PostgresBackend(PostgresConnection):
             if self._has_written:
                 with self.transaction(write=True, durability="normal"):
                     self._release_leases([(run_id, held.token, held.owner.name) for run_id, held in self.leases])
+                    self.execute(sql.FORGET_SLEEPER, (self.worker_name, None))
                     self.execute("DELETE FROM workers WHERE starts_with(name, %s)", (self.worker_name,))
         finally:
             self._has_written = False
@@ -824,10 +866,6 @@ def _transpose(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _match_topic(announcement: str, topics: Iterable[str]) -> str | None:
-    return next((topic for topic in topics if hash_topic(topic) == announcement), None)
-
-
 SCHEMA_NAME: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) is not None,
     wanted="a name of lower case letters, digits and underscores",
@@ -871,29 +909,30 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
         repr=False,
     )
 
-    def _start_watching(self, writer: StoreWriter[_PostgresBackend], topic: str) -> None:
-        if writer.listener is None:
-            writer.listener = ChangeListener(
-                subscriptions=writer.subscriptions,
-                notifications=partial(iter_notifications, self._address, writer.backend.channel),
-                match_topic=_match_topic,
-                refresh=partial(self._watch, writer),
-                refresh_s=WATCH_DURATION_S / 3,
-            )
-        writer.listener.start()
-        self._watch(writer, [topic])
+    def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` after commits that may concern the topic, including commits of other processes."""
+        writer = self._writer
+        end = super().subscribe(topic, wake)
 
-    def _watch(self, writer: StoreWriter[_PostgresBackend], topics: Iterable[str]) -> None:
-        """Have the server announce appends to the watched runs. Announcing all appends would slow all writers."""
-        run_ids = [topic.removeprefix(_RUN_TOPIC_PREFIX) for topic in topics if topic.startswith(_RUN_TOPIC_PREFIX)]
-        if run_ids:
-            with suppress(AgentError):  # the store is closed, or its server away: subscribers also poll
-                writer.submit(
-                    StoreJob(
-                        lambda backend: backend.watch(run_ids, WATCH_DURATION_S, writer.subscriptions),
-                        durability="normal",
-                    )
+        def unsubscribe() -> None:
+            end()
+            if topic.startswith(ALL_AGENTS_TOPIC) and topic not in writer.subscriptions.topics:
+                agent = topic.removeprefix(ALL_AGENTS_TOPIC)
+                with suppress(AgentError):  # its row ends with the store
+                    writer.submit(StoreJob(lambda backend: backend.forget_sleeper(agent), durability="normal"))
+
+        return unsubscribe
+
+    def _start_watching(self, writer: StoreWriter[_PostgresBackend], topic: str) -> None:
+        writer.backend.subscriptions, writer.announcements = writer.subscriptions, writer.backend
+        with suppress(AgentError):  # the store is closed, or its server away: subscribers also poll
+            writer.submit(
+                StoreJob(
+                    lambda backend: backend.watch([topic]),
+                    writes=topic.startswith(_RUN_TOPIC_PREFIX),
+                    durability="normal",
                 )
+            )
 
     def _create_backend(self) -> _PostgresBackend:
         worker = str(OwnerIdentity.generate())

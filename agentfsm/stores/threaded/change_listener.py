@@ -49,12 +49,6 @@ class ChangeListener:
     match_topic: Callable[[str, Iterable[str]], str | None]
     """Returns the topic that a notification is about, or None."""
 
-    refresh: Callable[[Iterable[str]], None] = lambda _topics: None
-    """Called every `refresh_s` seconds with the topics, for servers that announce only requested topics."""
-
-    refresh_s: float = float("inf")
-    """Seconds between two calls of `refresh`. Default: never."""
-
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
 
@@ -85,7 +79,6 @@ class ChangeListener:
             return True
 
     def _listen(self) -> None:
-        refreshed_at = -self.refresh_s
         is_new = True
         for announcement in self.notifications():
             topics = list(self.subscriptions.topics)
@@ -94,9 +87,6 @@ class ChangeListener:
             if is_new:  # earlier notifications were missed
                 self.subscriptions.notify(topics)
                 is_new = False
-            if time.monotonic() >= refreshed_at + self.refresh_s:
-                self.refresh(topics)
-                refreshed_at = time.monotonic()
             topic = self.match_topic(announcement, topics) if announcement else None
             if topic is not None:
                 self.subscriptions.notify([topic])

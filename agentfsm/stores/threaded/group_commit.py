@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
+import selectors
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -106,6 +108,18 @@ class TransactionBackend(Protocol):
 
     def close(self) -> None:
         """Release all resources; the next transaction reopens them."""
+        ...
+
+
+class Announcements(Protocol):
+    """Receives what a server announces on the connection of the backend. Only the thread calls it."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the server has announced something; -1 for no connection."""
+        ...
+
+    def receive(self) -> None:
+        """Notify the subscribers of what has arrived. A lost connection is no error."""
         ...
 
 
@@ -263,6 +277,11 @@ class GroupCommitWriter(Generic[D]):
         self.backend = backend
         # Notified after each commit.
         self.subscriptions: Subscriptions = Subscriptions()
+        # None if the server announces nothing on the backend's connection.
+        self.announcements: Announcements | None = None
+        # Ends a wait for announcements: the thread reads from the first, and others write to the second.
+        self._wakers: tuple[socket.socket, socket.socket] | None = None
+        self._is_asleep = False
         # None in the queue means that the writer is being closed.
         self._queue: SimpleQueue[StoreJob[Any, D] | None] = SimpleQueue()
         # Guards the start and the end of the thread, so that no job is queued for a thread that has just ended.
@@ -302,7 +321,13 @@ class GroupCommitWriter(Generic[D]):
                 raise copy(self._fatal_error)
             if self._thread is None:
                 self._start()  # before the job is queued: if it fails, the job must not be executed later
-            self._queue.put(job)
+            self._put(job)
+
+    def _put(self, job: StoreJob[Any, D] | None) -> None:
+        self._queue.put(job)
+        if self._is_asleep and self._wakers is not None:
+            self._is_asleep = False
+            self._wakers[1].send(b".")
 
     async def close(self) -> None:
         """Execute the queued jobs, close the backend and end the thread. A cancelled close continues in the thread."""
@@ -312,7 +337,7 @@ class GroupCommitWriter(Generic[D]):
             if thread is None:
                 finish_jobs([self._close_job])
             elif first:
-                self._queue.put(None)
+                self._put(None)
         await self._close_job.wait()
         if thread is not None:
             thread.join()  # returns at once: the thread has finished its work
@@ -371,13 +396,33 @@ class GroupCommitWriter(Generic[D]):
     def _next_group(self) -> list[StoreJob[Any, D]]:
         """Wait for queued jobs until some upkeep is due. Return them, oldest first."""
         jobs: list[StoreJob[Any, D] | None] = []
+        timeout_s = RETRY_INTERVAL_S if self._deferred else self._next_timeout_s()
+        if self.announcements is not None:
+            self._await_announcements(self.announcements, timeout_s)
+            timeout_s = 0.0
         with suppress(Empty):
-            jobs.append(self._queue.get(timeout=RETRY_INTERVAL_S if self._deferred else self._next_timeout_s()))
+            jobs.append(self._queue.get(timeout=timeout_s))
         while len(jobs) < MAX_GROUP_JOBS and not self._queue.empty():
             jobs.append(self._queue.get())
         self._in_progress = [*self._deferred, *filter(None, jobs)]
         self._deferred = []
         return self._in_progress
+
+    def _await_announcements(self, announcements: Announcements, timeout_s: float) -> None:
+        """Wait for a job or an announcement, and receive what was announced."""
+        if self._wakers is None:
+            self._wakers = socket.socketpair()
+        waker, descriptor = self._wakers[0], announcements.fileno()
+        self._is_asleep = True
+        if self._queue.empty():  # else it may have been queued by one who did not see that this thread sleeps
+            with selectors.DefaultSelector() as selector:  # no `select`, whose descriptors are below 1,024
+                selector.register(waker, selectors.EVENT_READ)
+                if descriptor >= 0:
+                    selector.register(descriptor, selectors.EVENT_READ)
+                if waker.fileno() in {key.fd for key, _events in selector.select(timeout_s)}:
+                    waker.recv(1)
+        self._is_asleep = False
+        announcements.receive()
 
     def _next_timeout_s(self) -> float:
         leases = self.backend.leases
