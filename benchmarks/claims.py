@@ -173,7 +173,7 @@ async def waking(url: str) -> None:
             for worker in workers:
                 _say(worker, "idle")
             with psycopg.connect(url, autocommit=True) as desk:
-                while _ask(desk, _SLEEPERS) < count:  # noqa: ASYNC110  other processes
+                while _ask(desk, _CONNECTIONS) < count:  # noqa: ASYNC110  other processes
                     await asyncio.sleep(LOOK_S)
                 await asyncio.sleep(SETTLE_S)
                 connections, before, runs = _ask(desk, _CONNECTIONS), _ask(desk, _COMMITS), []
@@ -192,7 +192,6 @@ async def waking(url: str) -> None:
         )
 
 
-_SLEEPERS: Final = "SELECT count(*) FROM agentfsm.sleepers"
 # Those of the workers: that of the submitter has ended by then.
 _CONNECTIONS: Final = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agentfsm' AND datname = current_database()

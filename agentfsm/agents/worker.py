@@ -140,6 +140,9 @@ class Worker:
     _has_stopped: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set when no further run is claimed."""
 
+    _ends_idle: bool = attrs.field(default=False, init=False)
+    """Whether the worker ends once no run is ready."""
+
     is_draining: bool = attrs.field(default=False, init=False)
     """Whether the worker claims no further run, and ends each of its runs as soon as none of its effects is in flight.
     """
@@ -151,7 +154,7 @@ class Worker:
     """Ids of the runs whose effects in flight were cut off at the end of the drain."""
 
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
-    """Set when an execution has ended, or the store has new work."""
+    """Set when there may be a run to claim: the store has new work, or an execution has ended that kept others away."""
 
     @property
     def failed_count(self) -> int:
@@ -197,6 +200,7 @@ class Worker:
 
         With `drain_s` above 0, a cancellation drains the worker first. `end_drain` shortens that.
         """
+        self._ends_idle = until_idle
         try:
             await self._run(until_idle=until_idle)
         except BaseExceptionGroup as group:  # trio wraps a KeyboardInterrupt
@@ -215,6 +219,7 @@ class Worker:
                     self.drain()
                     raise
                 finally:
+                    unsubscribe()  # before the drain: the store is to wake others
                     self._has_stopped.set()
         finally:
             unsubscribe()
@@ -360,12 +365,14 @@ class Worker:
             has_failed = True
             _log.exception("run %s was not executed", run_id)
         finally:
+            kept_others_away = len(self._busy) >= self.parallel or bool(self._suspects) or self._has_suspects
             self._busy.discard(run_id)
             self._suspects.discard(run_id)
             if lease.backoff_s:
                 until = anyio.current_time() + rest_s * spread
                 self._put_backoff(run_id, rest_s, has_failed=has_failed, until=until)
-            self._changed.set()
+            if kept_others_away or self._ends_idle:  # else the last claim left nothing, and the store tells what is new
+                self._changed.set()
         return None
 
     async def _execute_with_drain(self, lease: Lease, drain: Drain) -> Run[Any]:

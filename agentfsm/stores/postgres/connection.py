@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -260,6 +261,9 @@ class PostgresConnection:
     poll_interval_s: float = attrs.field(default=RECONNECT_DELAY_S, init=False)
     """Seconds between two calls of `has_changed` while there are subscriptions."""
 
+    polled_topics: set[str] = attrs.field(factory=set, init=False)
+    """Topics whose subscribers poll, because the server need not wake them."""
+
     _is_listening: bool = attrs.field(default=False, init=False)
     outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: WatchedConnection | None = attrs.field(default=None, init=False)
@@ -349,11 +353,21 @@ class PostgresConnection:
         if self.subscriptions is not None:
             self.subscriptions.notify([each for each in list(self.subscriptions.topics) if hash_topic(each) == payload])
 
-    def _listen(self, subscriptions: Subscriptions) -> None:
-        own = LISTENER_PREFIX + hash_topic(self.worker_name)
-        self.execute(f"LISTEN {self.channel}; LISTEN {own}")
-        self._is_listening = True
-        subscriptions.notify(list(subscriptions.topics))  # earlier announcements were missed
+    def listen(self, *, has_missed: bool = True) -> None:
+        """Begin or end to listen, as the subscriptions need it; inside a transaction with its commit.
+
+        Args:
+            has_missed: Whether announcements may have been missed, so that subscribers are notified once.
+        """
+        if self.subscriptions is None:
+            return
+        topics = {*self.subscriptions.topics} - self.polled_topics
+        if bool(topics) != self._is_listening:
+            own = LISTENER_PREFIX + hash_topic(self.worker_name)
+            self.execute(f"LISTEN {self.channel}; LISTEN {own}" if topics else "UNLISTEN *")
+            self.after_commit(partial(setattr, self, "_is_listening", bool(topics)))
+            if has_missed:
+                self.after_commit(partial(self.subscriptions.notify, topics))
 
     @contextmanager
     def open_transaction(self, *, write: bool, durability: Durability) -> Iterator[None]:
@@ -364,10 +378,11 @@ class PostgresConnection:
         until the commit. SERIALIZABLE would repeat whole groups for the same guarantee.
         """
         self._commit_callbacks.clear()
+        self._prefix_sql, self._prefix_values = "", ()
         if self._db is None:
             self._open()
-        if self.subscriptions is not None and not self._is_listening:
-            self._listen(self.subscriptions)
+        self.listen()
+        self._run_callbacks()
         self._prefix_sql, self._prefix_values = (
             self._begin_write_sql(durability)
             if write
@@ -384,7 +399,11 @@ class PostgresConnection:
             raise
         self._failing_since, self._pause_s = None, MIN_PAUSE_S
         self.outage.end()
-        for act in self._commit_callbacks:
+        self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        acts, self._commit_callbacks = self._commit_callbacks, []
+        for act in acts:
             act()
 
     def back_off(self, error: Exception) -> bool:

@@ -99,8 +99,10 @@ _QUOTA_TABLE: Final = """
         ) WITH (fillfactor = 50);
         CREATE INDEX quotas_by_second ON quotas (second);
 """
-# Since version 4.4. Workers that wait for runs of an agent. Who makes a run ready removes one of them and wakes it, so
-# that the others sleep on.
+# Since version 4.4. Workers that listen while they wait for runs of an agent. Who makes a run ready removes one of them
+# and wakes it. They are few: the server wakes all sessions that listen, whatever is announced. The other workers poll,
+# and one of them takes the place of a worker that was woken.
+MAX_SLEEPERS: Final = 2
 _SLEEPER_TABLE: Final = """
         CREATE TABLE sleepers (
             number   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- the smallest is woken first
@@ -335,23 +337,29 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
 # Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
 # scan a small table. The first columns are whether runs that are too new are ready, and a release that is ready and not
 # one of the worker's: looked up only if too few others were found, so the index has few entries before the first of
-# them. There is a row even if no run is claimed. A worker that has got less than its room is a sleeper afterwards, and
-# any other is not. A row that another session has locked is left as it is: a wake-up is on the way.
+# them. There is a row even if no run is claimed. A worker sleeps afterwards if it has room, and there is no other, or it
+# found no run and there are few: so one that was woken leaves its place to idle ones. A row that another session has
+# locked is left as it is: a wake-up is on the way.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
     UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL
     WHERE number = ANY(ARRAY(SELECT number FROM found))
     RETURNING id, number, token, version, crashes, alone),
-self (agent, worker, format, releases, sleeps) AS (
-    SELECT %s::text, %s::text, %s::integer, %s::text[], (SELECT count(*) FROM found) < %s),
+self (agent, worker, format, releases, room) AS (SELECT %s::text, %s::text, %s::integer, %s::text[], %s::integer),
+others AS (
+    SELECT count(*) AS asleep FROM self JOIN sleepers USING (agent, format) JOIN workers ON name = sleepers.worker
+    WHERE until > {NOW} AND name <> self.worker AND sleepers.releases IS NOT DISTINCT FROM self.releases),
+rest AS (
+    SELECT found.runs < room AND (asleep = 0 OR (found.runs = 0 AND asleep < {MAX_SLEEPERS})) AS sleeps, asleep
+    FROM self, others, (SELECT count(*) AS runs FROM found) AS found),
 asleep AS (
     INSERT INTO sleepers (agent, worker, format, releases)
-    SELECT agent, worker, format, releases FROM self
+    SELECT agent, worker, format, releases FROM self, rest
     WHERE sleeps AND NOT EXISTS (SELECT FROM sleepers JOIN self USING (agent, worker))),
 awake AS (
     DELETE FROM sleepers WHERE number IN (
-        SELECT number FROM sleepers JOIN self USING (agent, worker)
+        SELECT number FROM sleepers JOIN self USING (agent, worker), rest
         WHERE NOT sleeps FOR UPDATE OF sleepers SKIP LOCKED))
 SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
            SELECT true FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND format > %s
@@ -359,6 +367,7 @@ SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
        CASE WHEN %s::text[] IS NOT NULL AND (SELECT count(*) FROM found) < %s THEN (
            SELECT release FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND NOT {_HAS_RELEASE}
            ORDER BY ready_at, number LIMIT 1) END,
+       (SELECT sleeps FROM rest), (SELECT asleep FROM rest),
        claimed.*
 FROM (VALUES (1)) AS one LEFT JOIN (
     SELECT id, token, version, crashes, alone, {INBOX_COLUMNS}, found.ready_at, number

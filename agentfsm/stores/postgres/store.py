@@ -288,17 +288,23 @@ class _PostgresBackend(PostgresConnection):
             least = 0
         releases = None if work.releases is None else list(work.releases)
         # A worker with suspects begins no other runs, and one without a subscription cannot be woken.
-        sleeps = company is None and not suspects and agent_topic(agent) in self._topics
-        sleeper = (agent, self.worker_name, work.newest_format, releases, limit if sleeps else 0)
+        topic = agent_topic(agent)
+        may_sleep = company is None and not suspects and topic in self._topics
+        sleeper = (agent, self.worker_name, work.newest_format, releases, limit if may_sleep else 0)
         values = (agent, suspects, least, work.newest_format, releases, limit, lease_request.owner.name)
         left = (limit, agent, suspects, work.newest_format, releases, limit, agent, suspects, releases)
         rows = self.execute(sql.CLAIM_RUNS, (*values, *sleeper, *left)).fetchall()
         leases = [
             self._register_lease(_build_lease(*row), lease_request)
-            for _has_newer, _other_release, *row, _ready_at, _number in rows
+            for _has_newer, _other_release, _sleeps, _others, *row, _ready_at, _number in rows
             if row[0] is not None
         ]
-        has_newer, other_release = rows[0][:2]
+        has_newer, other_release, sleeps, others = rows[0][:4]
+        if sleeps:
+            self.polled_topics.discard(topic)
+        elif topic in self._topics:
+            self.polled_topics.add(topic)
+        self.listen(has_missed=not others)  # else one of the others was woken
         return Claim(
             leases=tuple(leases),
             has_suspects=company is not None,
@@ -434,6 +440,7 @@ class _PostgresBackend(PostgresConnection):
 
     def forget_sleeper(self, agent: str) -> None:
         """Have other sessions wake this store object no more for runs of an agent."""
+        self.polled_topics.discard(agent_topic(agent))
         self.execute(sql.FORGET_SLEEPER, (self.worker_name, agent))
 
     def _find_blocked_ends(self, chains: AppendChains) -> set[str]:
@@ -915,8 +922,9 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
         end = super().subscribe(topic, wake)
 
         def unsubscribe() -> None:
+            was_subscribed = topic in writer.subscriptions.topics
             end()
-            if topic.startswith(ALL_AGENTS_TOPIC) and topic not in writer.subscriptions.topics:
+            if was_subscribed and topic.startswith(ALL_AGENTS_TOPIC) and topic not in writer.subscriptions.topics:
                 agent = topic.removeprefix(ALL_AGENTS_TOPIC)
                 with suppress(AgentError):  # its row ends with the store
                     writer.submit(StoreJob(lambda backend: backend.forget_sleeper(agent), durability="normal"))
