@@ -169,6 +169,8 @@ class PostgresServer(Server):
 
     binaries: Path = attrs.field(factory=lambda: _postgres_binaries(), kw_only=True)  # noqa: PLW0108  defined below
     # The folder of `initdb` and `postgres`.
+    standby_of: str = attrs.field(default="", kw_only=True)
+    # The URL of the server that it follows until it is promoted; empty for none.
 
     @property
     def url(self) -> str:
@@ -183,7 +185,11 @@ class PostgresServer(Server):
         return self._folder / "data"
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        if not self._data.exists():
+        if not self._data.exists() and self.standby_of:
+            self._folder.chmod(0o777)  # for the user that PostgreSQL runs as
+            backup = [self.binaries / "pg_basebackup", "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            subprocess.run([*backup, "-d", self.standby_of, "-D", self._data], check=True, **_as_owner())
+        elif not self._data.exists():
             subprocess.run(["cp", "-a", _cluster(self.binaries), self._data], check=True)
         settings = {
             "listen_addresses": "127.0.0.1",

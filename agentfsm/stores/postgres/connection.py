@@ -100,7 +100,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "08": "the connection failed: check that the server runs, then resume the runs",
     "22": "ids, keys and names are plain text, and numbers finite",
     "23": "the tables contain rows that this agentfsm did not write: restore a backup",
-    "25006": "it is a standby, or was set to read only: give the address of the primary",
+    "25006": "it is a standby, or was set to read only: give the address of the primary, or those of all servers as "
+    "'host=first,second', of which the one that accepts writes is taken",
     "25P03": "this process was stopped within a transaction: find out why, then resume the runs",
     "28": "give a user and a password that the server accepts",
     "3D": "the database does not exist: create it with `createdb`, or give another name",
@@ -124,6 +125,8 @@ _ADVICE: Final[Mapping[str, str]] = {
 }
 # Part of PgBouncer's message when it refuses transactions; it has one SQLSTATE for all of its errors.
 _STATEMENT_POOLING: Final = "statement pooling mode"
+# Part of libpq's message, which has no SQLSTATE, when it refuses a server that refuses writes.
+_READ_ONLY: Final = "session is read-only"
 _MISUSE: Final = ("22", "54")
 _CORRUPT: Final = ("23", "XX001", "XX002")
 
@@ -439,6 +442,8 @@ class PostgresConnection:
             if code.startswith(_MISUSE):
                 kind = MisuseError
             why = _ADVICE.get(code) or _ADVICE.get(code[:2], "see its message; the write was not acknowledged")
+            if _READ_ONLY in str(error):
+                why = _ADVICE["25006"]
             if _STATEMENT_POOLING in str(error):
                 why = "a transaction has to keep its connection: set pool_mode = transaction in PgBouncer"
             return kind(f"{self.address} says {self._server_message(error)!r}; {why}")
@@ -595,8 +600,10 @@ class PostgresConnection:
         Raises:
             StoreError: if the schema belongs to another program, is too new, or lacks tables.
         """
-        names, encoding, fsync = self.execute(_INSPECT_SCHEMA, (f'"{self.schema}"',)).fetchone() or ((), "", "")
+        names, encoding, fsync, is_standby = self.execute(_INSPECT_SCHEMA, (f'"{self.schema}"',)).fetchone() or _NOTHING
         self._has_fsync = fsync != "off"
+        if is_standby:  # it would refuse writes only, and show runs as they were
+            raise psycopg.errors.ReadOnlySqlTransaction("the server is in recovery")
         if encoding != "UTF8":
             raise StoreError(f"{self.address} keeps text as {encoding}: create a database with ENCODING 'UTF8'")
         if not names:
@@ -654,6 +661,8 @@ class PostgresConnection:
         password is reported at once.
         """
         code = _sqlstate(error)
+        if code == "25006":
+            return self._has_connected
         if code:
             return code in _TRANSIENT or (code.startswith("08") and _STATEMENT_POOLING not in str(error))
         return self._has_connected and isinstance(error, psycopg.OperationalError)
@@ -684,8 +693,9 @@ RETURNING mark
 _INSPECT_SCHEMA: Final = """
 SELECT ARRAY(SELECT relname::text FROM pg_class
              WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f')),
-       current_setting('server_encoding'), current_setting('fsync')
+       current_setting('server_encoding'), current_setting('fsync'), pg_is_in_recovery()
 """
+_NOTHING: Final = ((), "", "", False)
 
 
 def hash_topic(topic: str) -> str:

@@ -337,8 +337,8 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
 # Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
 # scan a small table. The first columns are whether runs that are too new are ready, and a release that is ready and not
 # one of the worker's: looked up only if too few others were found, so the index has few entries before the first of
-# them. There is a row even if no run is claimed. A worker sleeps afterwards if it has room, and there is no other, or it
-# found no run and there are few: so one that was woken leaves its place to idle ones. A row that another session has
+# them. There is a row even if no run is claimed. A worker sleeps afterwards if it has room, and there is no other, or
+# it found no run and there are few: so one that was woken leaves its place to idle ones. A row that another session has
 # locked is left as it is: a wake-up is on the way.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),

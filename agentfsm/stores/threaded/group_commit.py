@@ -281,6 +281,7 @@ class GroupCommitWriter(Generic[D]):
         self.announcements: Announcements | None = None
         # Ends a wait for announcements: the thread reads from the first, and others write to the second.
         self._wakers: tuple[socket.socket, socket.socket] | None = None
+        # Whether the thread waits for them.
         self._is_asleep = False
         # None in the queue means that the writer is being closed.
         self._queue: SimpleQueue[StoreJob[Any, D] | None] = SimpleQueue()
@@ -383,7 +384,8 @@ class GroupCommitWriter(Generic[D]):
             "and resume the runs"
         )
         with self._lock:
-            self._fatal_error, self._thread = fatal_error, None
+            self._fatal_error = fatal_error
+            self._forget_thread()
             self._in_progress += self._deferred
             while not self._queue.empty():
                 self._in_progress += filter(None, [self._queue.get()])
@@ -527,10 +529,16 @@ class GroupCommitWriter(Generic[D]):
         with self._lock:
             if not self._queue.empty():
                 return False
-            self._thread = None
+            self._forget_thread()
             if self._closing:
                 finish_jobs([self._close_job])
             return True
+
+    def _forget_thread(self) -> None:
+        self._thread = None
+        for each in self._wakers or ():
+            each.close()
+        self._wakers = None
 
     def _run_quietly(self, act: Callable[[], None]) -> None:
         """Perform upkeep. A failure is only logged, since no caller waits for it."""
