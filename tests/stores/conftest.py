@@ -34,7 +34,7 @@ def tables(shared_postgres, postgres_desk):
 @pytest.fixture
 def schema(tables, postgres_desk):
     yield tables
-    for table in ("events", "posts", "runs", "workers", "followers", "reads", "feedback", "records"):
+    for table in ("events", "posts", "runs", "workers", "sleepers", "followers", "reads", "feedback", "records"):
         postgres_desk.execute(f"DELETE FROM {tables}.{table}")  # noqa: S608  our own names
 
 
