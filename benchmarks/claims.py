@@ -27,6 +27,7 @@ from agentfsm import Agent
 from agentfsm.core.errors import LeaseHeldError
 from agentfsm.ports import Claim, Lease, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
+from agentfsm.stores.postgres.sql import MAX_SLEEPERS
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from agentfsm.testing.models import FunctionModel
 from benchmarks.growth import postgres
@@ -47,7 +48,7 @@ CLAIMS: Final = 25
 SUBMITS: Final = 20
 # Seconds between two polls of an idle worker, long enough for none in a measurement; until the server has counted the
 # transactions of all sessions, and connections without use have ended; and between two submissions.
-POLL_S: Final = 600.0
+POLL_S: Final = 40.0
 SETTLE_S: Final = 12.0
 GAP_S: Final = 0.2
 # Seconds between two looks at a run, and from the start of a process to its first look at the store.
@@ -173,7 +174,8 @@ async def waking(url: str) -> None:
             for worker in workers:
                 _say(worker, "idle")
             with psycopg.connect(url, autocommit=True) as desk:
-                while _ask(desk, _CONNECTIONS) < count:  # noqa: ASYNC110  other processes
+                # Of workers that began together, too many listen until their next poll.
+                while _ask(desk, _CONNECTIONS) < count or _ask(desk, _SLEEPERS) > MAX_SLEEPERS:  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
                 await asyncio.sleep(SETTLE_S)
                 connections, before, runs = _ask(desk, _CONNECTIONS), _ask(desk, _COMMITS), []
@@ -196,6 +198,7 @@ async def waking(url: str) -> None:
 _CONNECTIONS: Final = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agentfsm' AND datname = current_database()
 """
+_SLEEPERS: Final = "SELECT count(*) FROM agentfsm.sleepers"
 _COMMITS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 
 

@@ -889,7 +889,12 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
 
     After a lost connection (a restart, a failover) the store connects again, and calls only take longer, up to
     `patience_s`. A connection whose server is silent for 20 seconds counts as lost. If the reply to a commit is lost,
-    the store looks up whether it was committed. PgBouncer may stand in between and pool by transaction.
+    the store looks up whether it was committed. A standby is refused. With the addresses of all servers in the URL
+    (`host1,host2`) the store takes the one that accepts writes. PgBouncer may stand in between and pool by transaction;
+    new runs may then not be announced, so that workers find them at their next poll.
+
+    A store has one connection. A run that is submitted wakes one of the workers that wait: few of them listen, and the
+    others poll. If the one that was woken has died, the next poll of another finds the run.
 
     With durability "full", a commit waits as the server is configured, and at least for its disk. If the
     server does not wait for its disk (fsync = off, checked at each connection), runs with "full" are refused. With
