@@ -27,7 +27,6 @@ from agentfsm import Agent
 from agentfsm.core.errors import LeaseHeldError
 from agentfsm.ports import Claim, Lease, Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
-from agentfsm.stores.postgres.sql import MAX_SLEEPERS
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from agentfsm.testing.models import FunctionModel
 from benchmarks.growth import postgres
@@ -48,9 +47,11 @@ CLAIMS: Final = 25
 SUBMITS: Final = 20
 # Seconds between two polls of an idle worker, long enough for none in a measurement; until the server has counted the
 # transactions of all sessions, and connections without use have ended; and between two submissions.
-POLL_S: Final = 40.0
+POLL_S: Final = 600.0
 SETTLE_S: Final = 12.0
 GAP_S: Final = 0.2
+# Seconds between the starts of idle workers: of those that begin together, too many listen until their next poll.
+STAGGER_S: Final = 0.2
 # Seconds between two looks at a run, and from the start of a process to its first look at the store.
 LOOK_S: Final = 0.02
 READY: Final = "ready"
@@ -96,7 +97,10 @@ async def drive(place: str, count: int) -> None:
     print(READY, flush=True)
     if sys.stdin.readline().strip() == "idle":
         others = [agent_on(store_of(place)) for _ in range(count - 1)]
-        await asyncio.gather(*[each.worker(poll_s=POLL_S) for each in (agent, *others)])
+        async with asyncio.TaskGroup() as tasks:
+            for each in (agent, *others):
+                tasks.create_task(each.worker(poll_s=POLL_S))
+                await asyncio.sleep(STAGGER_S)
     await agent.worker(until_idle=True)
     assert isinstance(store, Counted)
     print(time.time(), store.claimed, store.empty, store.refused)
@@ -173,9 +177,9 @@ async def waking(url: str) -> None:
             workers = started(where, count, min(count, PROCESSES))
             for worker in workers:
                 _say(worker, "idle")
+                await asyncio.sleep(STAGGER_S * count / len(workers))
             with psycopg.connect(url, autocommit=True) as desk:
-                # Of workers that began together, too many listen until their next poll.
-                while _ask(desk, _CONNECTIONS) < count or _ask(desk, _SLEEPERS) > MAX_SLEEPERS:  # noqa: ASYNC110
+                while _ask(desk, _CONNECTIONS) < count:  # noqa: ASYNC110  other processes
                     await asyncio.sleep(LOOK_S)
                 await asyncio.sleep(SETTLE_S)
                 connections, before, runs = _ask(desk, _CONNECTIONS), _ask(desk, _COMMITS), []
@@ -198,7 +202,6 @@ async def waking(url: str) -> None:
 _CONNECTIONS: Final = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agentfsm' AND datname = current_database()
 """
-_SLEEPERS: Final = "SELECT count(*) FROM agentfsm.sleepers"
 _COMMITS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 
 
