@@ -1013,6 +1013,8 @@ def _add_eval(add: AddParser) -> None:
         default="live",
         help="recorded: tools answer from the recorded runs; replay: nothing is called (default: %(default)s)",
     )
+    text = "function of the first run of a conversation that returns its dependencies, or an object (default: none)"
+    run.add_argument("--deps", metavar="MODULE:NAME", help=text)
     run.add_argument("--label", default="", help="distinguishes evaluations of one version; others are continued")
     run.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
     compare = _add_command(sub, "eval_suites:compare_results", text="compare two results, case by case", name="compare")

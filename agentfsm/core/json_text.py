@@ -49,6 +49,19 @@ def normalise_arguments(text: str) -> str:
     return "{}" if text in ("", "null") else text
 
 
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; for `object_pairs_hook`.
+
+    Raises:
+        ValueError: if a key is there twice, so that a value would be lost.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
 def map_leaves(value: Any, change: Callable[[Any, str | None], Any], name: str = "") -> Any:
     """Return a value with each text, number and other plain value in it as `change` returns it, at any depth.
 

@@ -300,6 +300,11 @@ def _as_turn(given: Any) -> Turn | SimulatedUser | NextTurn:
             kind: Any = SimulatedUser if "goal" in given else Turn
             if unknown := next((name for name in given if name not in attrs.fields_dict(kind)), None):
                 raise MisuseError(f"Case(turns=...): a {kind.__name__} has no field {unknown!r}")
+            if kind is SimulatedUser and "model" not in given:
+                raise MisuseError(
+                    f"Case(turns=[{shorten_repr(given)}]): a simulated user needs a model, such as "
+                    "{'goal': ..., 'model': 'openai:gpt-5.4-mini'}"
+                )
             try:
                 made: Turn | SimulatedUser = kind(**given)
             except TypeError as error:
@@ -528,6 +533,11 @@ def _as_cases(given: Iterable[Case]) -> tuple[Case, ...]:
         raise MisuseError("Suite(cases=...): give one Case or more")
     ids = [case.id for case in cases]
     if twice := next((each for each in ids if ids.count(each) > 1), None):
+        if all(case.id == _name_case(case) for case in cases if case.id == twice):
+            first = next(case.all_turns[0] for case in cases if case.id == twice)
+            raise MisuseError(
+                f"two cases of the suite begin with {str(first)[:80]!r} and say the same: give each an id"
+            )
         raise MisuseError(f"the suite has two cases with the id {twice!r}: give each an id of its own")
     return cases
 

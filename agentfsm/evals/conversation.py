@@ -14,28 +14,35 @@ from contextlib import asynccontextmanager
 from inspect import isawaitable
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.extras import resolve_model
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import PLAN_TOOL
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.evals.case import Case, NextTurn, SimulatedUser, Turn
+from agentfsm.ports.model import Reply
 from agentfsm.ports.store import Filter
 from agentfsm.testing.models import FunctionModel
-from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runnable_agent import RunnableAgent
+    from agentfsm.core.header import Header
     from agentfsm.core.messages import Message
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
+
+    # Whose words a run has: its user and tenant count.
+    Owner: TypeAlias = Case | Header
 
 # What a simulated user replies at the end, and to decide on a call.
 _END: Final = "[END]"
@@ -53,8 +60,18 @@ _BEGIN: Final = "Write your first message."
 _UNSET: Final = object()
 # Waits that only a process that died leaves behind.
 _BROKEN: Final = frozenset({PendingKind.OUTCOME, PendingKind.CRASH})
+# Turns of a function as user after which it is taken to have no end.
+MAX_FUNCTION_TURNS: Final = 100
 # Purpose of all runs of an evaluation, those of judges and simulated users included.
 PURPOSE: Final = "eval"
+
+
+class _WorldLostError(Exception):
+    """The world of a conversation is gone."""
+
+
+class _BrokenWorldError(Exception):
+    """The function that makes dependencies raised."""
 
 
 class AgentChooser(Protocol):
@@ -86,14 +103,21 @@ class PlayedTurn(Value):
     turn: Turn
     """The turn; what a simulated user said is one as well."""
 
-    run_id: str
-    """Id of the run that it began, or was about."""
-
-    version: int | None = None
-    """Version at which this run waited for the turn that decides on it. None: the next turn begins another run."""
+    run: Run[Any]
+    """The run that it began, or was about, as it was after the turn: over, or waiting, perhaps for the next turn."""
 
 
-async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[], Any]) -> Any:
+class _Recorder(FunctionModel):
+    """Stands where a run that keeps a decision has its model; it costs nothing."""
+
+    name = "none"
+
+    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  nothing is requested
+        """Return 0, so that the run has no unknown price."""
+        return 0.0
+
+
+async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[], Any], owner: Owner) -> Any:
     """Return what a function returns, plain or async, as JSON; it is kept as a run, so the function is called once.
 
     Args:
@@ -101,41 +125,45 @@ async def record(agent: Agent[Any], run_id: str, task: str, decide: Callable[[],
         run_id: Id of that run, whose name says what it is.
         task: What is decided, for people.
         decide: The function.
+        owner: Case or header with the user and the tenant of that run.
     """
 
-    async def reply(_request: object) -> str:
+    async def reply(_request: object) -> Reply:
         found = decide()
-        return json.dumps(await found if isawaitable(found) else found)
+        text = json.dumps(await found if isawaitable(found) else found)
+        return Reply(text=text, usage=Usage(input_tokens=0, output_tokens=0, cost_usd=0.0))
 
-    recorder = Agent(FunctionModel(reply), name="eval-record", store=agent.store, clock=agent.clock)
-    run = await run_beside(recorder, task, run_id)
+    recorder = Agent(_Recorder(reply), name="eval-record", store=agent.store, clock=agent.clock)
+    run = await run_beside(recorder, task, run_id, owner)
     return json.loads(run.answer)
 
 
 @asynccontextmanager
-async def open_memory(agent: Agent[Any], case: Case) -> AsyncIterator[Agent[Any]]:
-    """Yield the agent with a memory of its own that has the items of the case; the agent itself if it names none.
+async def open_memory(agent: Agent[Any], case: Case) -> AsyncIterator[None]:
+    """Let a memory with the items of the case stand in for that of the user, for the agent and the agents below it.
 
     Raises:
-        MisuseError: if the agent has no memory that can be set apart.
+        MisuseError: if none of them has a memory, or one has a memory that cannot be set apart.
     """
     if case.memory is None:
-        yield agent
+        yield
         return
-    from agentfsm.memory import Memory, build_memory_tools  # noqa: PLC0415  few cases have one
+    from agentfsm.memory import Memory  # noqa: PLC0415  few cases have one
 
-    if not isinstance(agent.memory, Memory):
-        raise MisuseError(
-            f"case {case.id!r} has memory=, and the agent {agent.name!r} has no Memory of agentfsm.memory"
-        )
-    apart = agent.memory.apart()
+    agents: list[RunnableAgent] = [agent]
+    for each in agents:  # those below are added on the way
+        inner = [find_inner_agent(tool) for tool in each.driver.config.registry]
+        agents += [found for found in inner if found is not None and found not in agents]
+    named = [(each.name, each.driver.config.memory) for each in agents if each.driver.config.memory is not None]
+    memories = [memory for _name, memory in named if isinstance(memory, Memory)]
+    if not memories or len(memories) < len(named):
+        name = next((name for name, memory in named if not isinstance(memory, Memory)), agent.name)
+        raise MisuseError(f"case {case.id!r} has memory=, and the agent {name!r} has no Memory of agentfsm.memory")
+    apart = memories[0].apart()
     try:
         await apart.for_(user=case.user or "", tenant=case.tenant or "").remember_all(case.memory)
-        own = {tool.name: tool for tool in build_memory_tools(apart)}
-        elsewhere = {tool.name for source in agent.tools.sources for tool in source.tools}
-        tools = [own.get(tool.name, tool) for tool in agent.tools if tool.name not in elsewhere]
-        given = ToolRegistry.of([*tools, *agent.tools.sources, *agent.tools.hosted])
-        yield agent.with_(memory=apart, **({"tools": given} if own.keys() & {*agent.tools.names} else {}))
+        with apart.stand_in():
+            yield
     finally:
         await apart.aclose()
 
@@ -152,6 +180,9 @@ class Conversation:
     metadata: Mapping[str, Any]
     make_deps: Callable[[Run[Any]], Any]
     """Returns the dependencies of the conversation, plain or async, for its first run."""
+
+    has_own_world: bool = False
+    """Whether the dependencies, the memory or the recorded results are of this process and conversation alone."""
 
     options: StartOptions = attrs.field(factory=StartOptions)
     """Further options of the start of each run, as a roll-out gives them."""
@@ -172,6 +203,9 @@ class Conversation:
     is_fresh: bool = False
     """Whether this process has begun the conversation."""
 
+    is_lost: bool = False
+    """Whether another process has begun the conversation, and the world of its own in which it had to go on is gone."""
+
     is_kept: bool = True
     """Whether all of it was over before."""
 
@@ -190,6 +224,8 @@ class Conversation:
             if not isinstance(turn, Turn):
                 said = await self._ask_user(turn)
                 if said is None:
+                    if not self.runs and not self.fault:
+                        self.fault = "the user ended the conversation before it began"
                     return
                 waiting.append(turn)
                 turn = said
@@ -197,7 +233,14 @@ class Conversation:
             while waiting and isinstance(next_turn := waiting[0], Turn) and next_turn.send:
                 sent.append(next_turn)
                 waiting.popleft()
-            await self._take(turn, sent)
+            try:
+                await self._take(turn, sent)
+            except _WorldLostError:
+                self.is_lost = True
+                return
+            except _BrokenWorldError as error:
+                self.fault = str(error)
+                return
             kinds = {item.kind for item in self.runs[-1].pending}
             if not kinds.isdisjoint(_BROKEN):
                 self.fault = f"a process died in the middle of run {self.runs[-1].id}: {' and '.join(kinds & _BROKEN)}"
@@ -211,7 +254,6 @@ class Conversation:
                 return
         else:
             run = await self._begin(turn, is_stepped=bool(sent))
-        self.played += [PlayedTurn(turn=each, run_id=run.id) for each in (turn, *sent)]
         for place, each in enumerate(sent, number):
             if not run.is_over:
                 try:
@@ -219,6 +261,7 @@ class Conversation:
                 except ConflictError:  # it has ended meanwhile, in another process
                     break
         self.runs[-1] = await self._execute(run)
+        self.played += [PlayedTurn(turn=each, run=self.runs[-1]) for each in (turn, *sent)]
 
     async def _begin(self, turn: Turn, *, is_stepped: bool) -> Run[Any]:
         """Return the run of a text, which is new or was begun before."""
@@ -287,16 +330,20 @@ class Conversation:
                 waits = ", ".join(f"{each.kind} of {each.tool}" if each.tool else each.kind for each in run.pending)
                 self.stop = f"turn {number} {turn}: the run {f'waits for {waits}' if waits else 'is over'}"
                 return None
+            await self._find_deps(run)  # a run whose world is lost is not decided on
             target = [found.run_id, found.call_id, found.tool, run.version]
             decision_id = f"{self.run_id}-turn-{number}"
-            target = await record(self.agent, decision_id, f"Turn {number}: {turn}", lambda: target)
+            target = await record(self.agent, decision_id, f"Turn {number}: {turn}", lambda: target, self.case)
         *wanted_call, version = target
-        self.played = [
-            attrs.evolve(each, version=version) if each.run_id == run.id and each.version is None else each
-            for each in self.played
-        ]
+        if run.version > version:  # it had gone on before, so what the turn before has left is read again
+            waited = await self.agent.load(run.id, at=version)
+            self.played = [
+                attrs.evolve(each, run=waited) if each.run.id == run.id and each.run.version > version else each
+                for each in self.played
+            ]
         item = next((each for each in run.pending if [each.run_id, each.call_id, each.tool] == wanted_call), None)
         if item is not None:
+            await self._find_deps(run)
             await self._post(turn, item, number)
         return run
 
@@ -314,12 +361,20 @@ class Conversation:
         if run.is_over:
             return run
         self.is_kept = False
+        is_begun = self.has_own_world and not self.is_fresh
+        if is_begun and run.is_waiting and _BROKEN.isdisjoint([item.kind for item in run.pending]):
+            return run  # it was left so; a decision would have found the world lost
         return await _finish(self.agent, run, await self._find_deps(run))
 
     async def _find_deps(self, run: Run[Any]) -> Any:
+        if self.has_own_world and not self.is_fresh:
+            raise _WorldLostError
         if self._deps is _UNSET:
-            found = self.make_deps(run)
-            self._deps = await found if isawaitable(found) else found
+            try:
+                found = self.make_deps(run)
+                self._deps = await found if isawaitable(found) else found
+            except Exception as error:
+                raise _BrokenWorldError(f"the function of deps= raised {type(error).__name__}: {error}") from error
         return self._deps
 
     # What the user says.
@@ -330,6 +385,9 @@ class Conversation:
         run_id = f"{self.run_id}-user-{number}"
         if isinstance(user, SimulatedUser):
             return await self._ask_model(user, run_id)
+        if len(self.played) - (len(self.case.all_turns) - 1) >= MAX_FUNCTION_TURNS:
+            self.fault = f"the function of the user has not returned None in {MAX_FUNCTION_TURNS} turns"
+            return None
 
         async def decide() -> Any:
             try:
@@ -342,7 +400,7 @@ class Conversation:
                 return None if found is None else attrs.asdict(found, filter=_is_said)
             return {"fault": f"the function of the user returned {type(found).__name__}: return a Turn, a text or None"}
 
-        found = await record(self.agent, run_id, f"Say the turn {number} of the user.", decide)
+        found = await record(self.agent, run_id, f"Say the turn {number} of the user.", decide, self.case)
         if found and "fault" in found:
             self.fault = found["fault"]
             return None
@@ -359,15 +417,15 @@ class Conversation:
             store=self.agent.store,
             clock=self.agent.clock,
         )
-        by_id = {run.id: run for run in self.runs}
-        texts = [(_BEGIN, ""), *[(describe_reply(by_id[each.run_id]), str(each.turn)) for each in self.played]]
+        texts = [(_BEGIN, ""), *[(describe_reply(each.run), str(each.turn)) for each in self.played]]
         said: list[Message] = []
         for (heard, _), (_, reply) in pairwise(texts):
             said += [UserMessage(parts=(TextPart(text=heard),)), AssistantMessage(text=reply)]
         try:
             run = await actor.load(run_id)
         except RunNotFoundError:
-            run = actor.start(texts[-1][0], messages=said, id=run_id, purpose=PURPOSE)
+            case, text = self.case, texts[-1][0]
+            run = actor.start(text, messages=said, id=run_id, purpose=PURPOSE, user=case.user, tenant=case.tenant)
         run = await _finish(actor, run)
         self.users.append(run)
         if run.state is not State.DONE:
@@ -403,9 +461,13 @@ def describe_reply(run: Run[Any]) -> str:
     return "\n".join(lines)
 
 
-async def run_beside(agent: Agent[Any], text: str, run_id: str) -> Run[Any]:
-    """Return a run of an evaluation beside the runs of its target, such as a vote; it is made once."""
-    return await _finish(agent, agent.start(text, id=run_id, purpose=PURPOSE))
+async def run_beside(agent: Agent[Any], text: str, run_id: str, owner: Owner) -> Run[Any]:
+    """Return a run of an evaluation beside the runs of its target, such as a vote; it is made once.
+
+    It has the owner of these, so that it is deleted with them when the words of a user are.
+    """
+    run = agent.start(text, id=run_id, purpose=PURPOSE, user=owner.user, tenant=owner.tenant)
+    return await _finish(agent, run)
 
 
 async def _finish(agent: Agent[Any], run: Run[Any], deps: Any = None) -> Run[Any]:

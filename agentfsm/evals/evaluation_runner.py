@@ -19,6 +19,7 @@ import attrs
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.extras import resolve_model
+from agentfsm.agents.runs import Runs
 from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import AgentError, LimitError, MisuseError, ModelError
 from agentfsm.core.limits import StopReason
@@ -26,11 +27,13 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage, format_usd
 from agentfsm.core.validation import COUNT, POSITIVE, STRING, require_choice, shorten_repr
 from agentfsm.engine.deciders.answer_key import describe, describe_agent
+from agentfsm.engine.program_check import has_tool
 from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn, hash_facts
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
 from agentfsm.evals.recorded_tools import Recording
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
+from agentfsm.evals.run_checks import RunCheck
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, add_usd, grade_turns
 from agentfsm.ports.model import Request
 from agentfsm.ports.store import Filter, Store
@@ -90,8 +93,9 @@ async def evaluate(
             was made from, and the model is called. "replay": nothing is called; the recorded run is graded, if the
             agent would make the same requests.
         deps: Dependencies of each run, or a function, plain or async, that takes the first run of a conversation and
-            returns them. So each conversation has a world of its own. If an evaluation is to be resumed in another
-            process, the world has to outlive this one.
+            returns them. So each conversation has a world of its own, and one that another process had begun is begun
+            again. An object is shared by all; if an evaluation is to be resumed in another process, it has to outlive
+            this one.
         label: Distinguishes evaluations of the same agent, such as those of each night.
         store: Store of the runs of a function, so that an evaluation that was killed goes on: turns that are over are
             not repeated, and the call of a turn that was in progress is made again. The function is found again by its
@@ -313,7 +317,7 @@ def _wrap_function(function: Callable[..., Any], store: Store | None) -> Agent[A
         except Exception as error:  # an application that raises has failed its case
             raise ModelError(f"the function raised {type(error).__name__}: {error}") from error
         if not isinstance(found, str):
-            raise MisuseError(f"the function returned {type(found).__name__}: return the answer as a text")
+            raise ModelError(f"the function returned {type(found).__name__}: return the answer as a text")
         return found
 
     name = getattr(function, "__name__", type(function).__name__)
@@ -386,25 +390,36 @@ class _Runner:
         recording: Recording | None = None
         findings: tuple[str, ...] = ()
         users: list[Run[Any]] = []
+        spent: list[float | None] = []
         if self.speed == "replay":
             graded, findings = await self._replay(case)
             fault = findings[0] if findings else ""
         else:
             run_id, agent, options = await self._identify(case, repeat)
-            if self.speed == "recorded":
-                recording = await Recording.of_case(agent, case)
-                agent = recording.attach(agent)
-            async with open_memory(agent, case) as opened:
-                talk = Conversation(
-                    agent=opened,
-                    case=case,
-                    run_id=run_id,
-                    metadata={"eval": {"case": case.id, "repeat": repeat, "speed": self.speed}},
-                    make_deps=self.deps if callable(self.deps) else lambda _run: self.deps,
-                    options=options,
-                )
-                await talk.play()
-            fault, users = talk.fault, talk.users
+            talks: list[Conversation] = []
+            while not talks or talks[-1].is_lost:
+                tried = agent
+                if self.speed == "recorded":
+                    recording = await Recording.of_case(agent, case)
+                    tried = recording.attach(agent)
+                async with open_memory(agent, case):
+                    talk = Conversation(
+                        agent=tried,
+                        case=case,
+                        run_id=f"{run_id}-again-{len(talks)}" if talks else run_id,
+                        metadata={"eval": {"case": case.id, "repeat": repeat, "speed": self.speed}},
+                        make_deps=self.deps if callable(self.deps) else lambda _run: self.deps,
+                        has_own_world=callable(self.deps) or case.memory is not None or recording is not None,
+                        options=options,
+                    )
+                    talks.append(talk)
+                    await talk.play()
+            *lost, talk = talks
+            findings = tuple(f"the world of {each.run_id} was lost with its process: begun again" for each in lost)
+            if not (talk.is_fresh or talk.is_kept or self.deps is None or talk.has_own_world):
+                findings += ("another process had begun it: its grades hold if deps have outlived that process",)
+            fault, users = talk.fault, [run for each in talks for run in each.users]
+            spent = [agent.cost(run).usd for each in lost for run in each.runs]
             graded = GradedRun(
                 case=case,
                 run=talk.runs[-1] if talk.runs else agent.start("(no turn)", id=run_id),
@@ -416,9 +431,15 @@ class _Runner:
                 has_world=talk.is_fresh or not callable(self.deps),
                 is_kept=talk.is_kept,
             )
+        expected = [*case.expect, *[each for turn in case.all_turns if isinstance(turn, Turn) for each in turn.expect]]
+        named = {tool for each in expected if isinstance(each, RunCheck) for tool in each.tools}
+        if named and not fault:
+            graded = attrs.evolve(graded, below=await _load_below(graded.agent.runs, [run.id for run in graded.runs]))
+        unknown = [tool for tool in sorted(named) if not has_tool(graded.agent.driver.config, tool)]
+        findings += tuple(f"not_called {tool}: no agent that takes part has this tool" for tool in unknown)
         grades = {}
         for scorer in self.scorers:
-            grades[scorer.name] = Grade(None, fault) if fault else await scorer.grade(graded)
+            grades[scorer.name] = Grade(None, fault) if fault else await _grade(scorer, graded)
         turns = [*grade_turns(graded)] if case.turns else []
         for judge in () if fault else [each for each in self.scorers if isinstance(each, RubricJudge)]:
             for number, turn in enumerate(turns):
@@ -426,7 +447,7 @@ class _Runner:
                     turns[number] = attrs.evolve(turn, grades={**turn.grades, judge.name: grade})
         if recording is not None:
             calls = [call for run in graded.runs for call in recording.find_missing(run)]
-            findings = tuple(
+            findings += tuple(
                 f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)}) was not recorded" for call in calls
             )
             harmless = {tool.name for tool in graded.agent.tools if tool.read_only}
@@ -444,7 +465,7 @@ class _Runner:
             stop_reason=str(graded.run.stop_reason or ""),
             turns=sum(run.turn for run in graded.runs),
             tokens=sum(cost.usage.tokens for cost in costs),
-            usd=add_usd(cost.usd for cost in costs),
+            usd=add_usd([*spent, *[cost.usd for cost in costs]]),
             estimated=any(cost.usage.estimated for cost in costs),
             user_usd=add_usd(graded.agent.cost(run).usd for run in users),
             seconds=sum(cost.duration_s for cost in costs),
@@ -510,6 +531,28 @@ def _describe_target(agent: Any, seen: tuple[object, ...] = ()) -> list[Any]:
         describe([agent.instructions, agent.reminder, agent.settings]),
         [_describe_target(find_inner_agent(tool), (*seen, tool)) for tool in tools],
     ]
+
+
+async def _grade(scorer: RunScorer, graded: GradedRun) -> Grade:
+    """Return the grade of a scorer, which may be the user's own; none if it is broken."""
+    try:
+        found: object = await scorer.grade(graded)
+    except AgentError:  # such as a judge that is refused, or a store that fails
+        raise
+    except Exception as error:  # noqa: BLE001  the scorer is the user's code
+        return Grade(None, f"not scored: the scorer {scorer.name} raised {type(error).__name__}: {error}")
+    if isinstance(found, Grade):
+        return found
+    return Grade(None, f"not scored: the scorer {scorer.name} returned {type(found).__name__}: return a Grade")
+
+
+async def _load_below(runs: Runs, ids: list[str]) -> tuple[Run[Any], ...]:
+    """Return the runs of the agents that runs called, and so on."""
+    found = []
+    for run_id in ids:  # those below are added on the way
+        found += [await runs.load(line.id) for line in await runs.children(run_id)]
+        ids += [each.id for each in found if each.header.parent == run_id]
+    return tuple(found)
 
 
 def _weigh(case: Case, grades: Mapping[str, Grade]) -> float | None:

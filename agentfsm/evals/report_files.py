@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from statistics import NormalDist, fmean
@@ -26,6 +27,8 @@ _STYLE: Final = (
     "td.n{text-align:right;font-variant-numeric:tabular-nums}small{color:#57606a}"
 )
 _GOOD, _BAD, _NONE = "#1a7f37", "#cf222e", "#8c959f"
+# Characters that a document of XML 1.0 cannot have, not even as references.
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Width of a bar and of the line of a history, and height of both, in pixels.
 _WIDTH, _HEIGHT = 240, 48
 
@@ -71,7 +74,11 @@ def render_junit(evaluation: Evaluation) -> str:
             SubElement(case, "skipped" if grade.value is None else "failure", message=_shorten(grade.reason))
         SubElement(case, "system-out").text = f"agentfsm show {each.run_id}"
     indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        + _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", tostring(root, "unicode"))
+        + "\n"
+    )
 
 
 def render_html(evaluation: Evaluation, decided: GateReport | None = None, history: Sequence[HistoryEntry] = ()) -> str:

@@ -55,7 +55,8 @@ class CaseResult(Value):
     """Input and output tokens, sub-agents included."""
 
     usd: float | None = None
-    """US dollars; None if a price is unknown."""
+    """US dollars, those of runs that were lost with their process and begun again included; None if a price is unknown.
+    """
 
     estimated: bool = False
     """Whether tokens of the run were estimated, because the provider did not report them, and with them `usd`."""

@@ -145,9 +145,8 @@ class RubricJudge(Value):
         if played.turn.rubric is None:
             return None
         self._check_family(graded.run)
-        *before, run = graded.runs[: [run.id for run in graded.runs].index(played.run_id) + 1]
-        if played.version is not None:
-            run = await graded.agent.runs.load(run.id, at=played.version)
+        run = played.run
+        before = graded.runs[: [each.id for each in graded.runs].index(run.id)]
         if run.is_over and run.state is not State.DONE:
             return Grade(0.0, "there is no answer", judge=self.digest)
         work = {"task": str(played.turn), **_describe_conversation([*before, run]), "answer": describe_reply(run)}
@@ -159,7 +158,11 @@ class RubricJudge(Value):
             f"- {name}: {'; '.join(f'{score}: {text}' for score, text in sorted(each.items()))}"
             for name, each in rubric.items()
         )
-        replies, usd = await self._collect(graded, _GRADE_PROMPT.format(anchors=anchors), [work] * self.votes, "")
+        replies, usd, fault = await self._collect(
+            graded, _GRADE_PROMPT.format(anchors=anchors), [work] * self.votes, ""
+        )
+        if fault:
+            return Grade(None, fault, usd)
         votes = [vote for reply in replies if (vote := _parse_vote(reply, rubric)) is not None]
         if not votes:
             return Grade(None, f"none of {self.votes} replies of the judge is a valid grade", usd, self.digest)
@@ -195,7 +198,7 @@ class RubricJudge(Value):
         task, answers = _describe_task(first), (first.run.answer, second.run.answer)
         works = [{**task, "A": answers[each], "B": answers[not each]} for each in swapped]
         prompt = _PAIR_PROMPT.format(criteria=", ".join(self.rubric))
-        replies, _usd = await self._collect(first, prompt, works, f"-{second.run.id}")
+        replies, _usd, _fault = await self._collect(first, prompt, works, f"-{second.run.id}")
         votes: list[int] = []
         for reply, swap in zip(replies, swapped, strict=True):
             vote = _read_reply(reply, lambda found: {"A": -1, "B": 1, "equal": 0}[found["better"]])
@@ -205,8 +208,8 @@ class RubricJudge(Value):
 
     async def _collect(
         self, graded: GradedRun, prompt: str, works: list[dict[str, Any]], suffix: str
-    ) -> tuple[list[str], float | None]:
-        """Return the replies to one question for each vote, and what they cost.
+    ) -> tuple[list[str], float | None, str]:
+        """Return the replies to one question for each vote, what they cost, and if there is none, the reason.
 
         The votes are asked for at once. Each is a run beside the run that is judged; its id follows from the question.
         """
@@ -216,7 +219,7 @@ class RubricJudge(Value):
         async def ask(number: int, text: str) -> None:
             digest = short_hash(f"{judge.fingerprint.digest} {text}", DIGEST_DIGITS)
             run_id = f"{graded.run.id}-{self.name}-{digest}{suffix}-{number}"
-            runs[number] = await run_beside(judge, text, run_id)
+            runs[number] = await run_beside(judge, text, run_id, graded.run.header)
 
         try:
             async with anyio.create_task_group() as group:
@@ -226,7 +229,9 @@ class RubricJudge(Value):
             raise first_error(errors) from None
         votes = [runs[number] for number in sorted(runs)]
         usd = add_usd(judge.cost(run).usd for run in votes)
-        return [run.answer if run.state is State.DONE else "" for run in votes], usd
+        is_done = [run.state is State.DONE for run in votes]
+        fault = "" if any(is_done) else f"the judge did not reply, {votes[0].stop_reason}: {votes[0].stop_message}"
+        return [run.answer if done else "" for run, done in zip(votes, is_done, strict=True)], usd, fault
 
     def _check_family(self, run: Run[Any]) -> None:
         family, model = find_family(self.model.name), run.header.fingerprint.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -9,7 +10,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.core.messages import Outcome
+from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
@@ -20,7 +21,12 @@ from agentfsm.tools.builtin import ASK_USER
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
-_QUESTION_MARKS: Final = ("?", "？", "؟")  # noqa: RUF001  of other scripts
+# A question mark at the end of a sentence, whatever marks follow it, such as those of Markdown; not one of an address.
+_QUESTION: Final = re.compile(r"[？؟]|\?(?:[^\w\s]|_)*(?:\s|\Z)")  # noqa: RUF001  of other scripts
+# Reasons why a call was refused before it could begin.
+_REFUSED: Final = frozenset(
+    {ErrorType.ARGUMENTS, ErrorType.UNKNOWN_TOOL, ErrorType.NOT_PERMITTED, ErrorType.WITHDRAWN, ErrorType.BLOCKED}
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -30,36 +36,48 @@ class RunCheck(Value):
     name: str
     """Description of the check, for reports."""
 
-    find_failure: Callable[[Sequence[Run[Any]]], str | None] = attrs.field(repr=False, eq=False)
-    """Returns the reason why the runs fail, or None if they pass."""
+    find_failure: Callable[[Sequence[Run[Any]], Sequence[Run[Any]]], str | None] = attrs.field(repr=False, eq=False)
+    """Function of the runs, and of those of the agents that they called. It returns the reason why the runs fail, or
+    None if they pass.
+    """
+
+    tools: tuple[str, ...] = ()
+    """Tools that it is about: an agent that has none of such a name is a finding, since the name may be mistyped."""
 
 
 Expectation: TypeAlias = ReplyCheck | RunCheck
 
 
 def not_called(*tools: str) -> RunCheck:
-    """Return the check that none of these tools is called; a call that was rejected or refused did not happen."""
+    """Return the check that none of these tools runs, for the agent or an agent that it calls.
+
+    A call that a person rejected, or that was refused before it began, did not happen.
+    """
     if not tools or not all(isinstance(tool, str) and tool for tool in tools):
         raise MisuseError(f"not_called({', '.join(map(repr, tools))}): give names of tools")
 
-    def find(runs: Sequence[Run[Any]]) -> str | None:
-        made = [call.name for run in runs for call in run.calls if call.outcome is not Outcome.SKIPPED]
-        called = [tool for tool in tools if tool in made]
+    def find(runs: Sequence[Run[Any]], below: Sequence[Run[Any]]) -> str | None:
+        whole = [*runs, *below]
+        results = [each for run in whole for each in run.messages[run.own_start :] if isinstance(each, ToolResult)]
+        results += [each.result for run in whole if run.plan for each in run.plan.closed if each.result is not None]
+        never_ran = {Outcome.SKIPPED, Outcome.REJECTED}
+        ran = {each.tool for each in results if each.outcome not in never_ran and each.error_type not in _REFUSED}
+        called = [tool for tool in tools if tool in ran]
         return f"{', '.join(called)} was called" if called else None
 
-    return RunCheck(name=f"not_called {', '.join(tools)}", find_failure=find)
+    return RunCheck(name=f"not_called {', '.join(tools)}", find_failure=find, tools=tools)
 
 
 def no_question() -> RunCheck:
-    """Return the check that the user is asked nothing: by a tool, or by an answer that ends with a question mark."""
+    """Return the check that the user is asked nothing: by a tool, or by a sentence of an answer that is a question."""
 
-    def find(runs: Sequence[Run[Any]]) -> str | None:
+    def find(runs: Sequence[Run[Any]], _below: Sequence[Run[Any]]) -> str | None:
         for run in runs:
             if any(call.name == ASK_USER for call in run.calls):
                 return f"{ASK_USER} was called"
             if asked := next((item for item in run.pending if item.kind is PendingKind.QUESTION), None):
                 return f"{asked.tool} asks the user"
-            if run.state is State.DONE and run.answer.rstrip().endswith(_QUESTION_MARKS):
+            if run.state is State.DONE and _QUESTION.search(run.answer):
                 return "an answer is a question"
         return None
 
@@ -83,5 +101,5 @@ def _as_expectation(data: Any) -> Expectation:
             return not_called(tool)
         case {"not_called": [*tools], **rest} if not rest:
             return not_called(*tools)
-    [check] = as_checks([data])
+    [check] = as_checks([data], also=("not_called", "'no_question'"))
     return check

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import isawaitable
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
 from agentfsm.agents.agent import Agent
-from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.validation import ValueRule, is_number
 from agentfsm.core.value import Value
 from agentfsm.engine.deciders.answer_key import describe
 from agentfsm.evals.case import CallPath, Case, ExpectedCall, hash_facts
-from agentfsm.evals.conversation import PlayedTurn, record
+from agentfsm.evals.conversation import PlayedTurn, describe_reply, record
 from agentfsm.evals.run_checks import Expectation, RunCheck
-from agentfsm.prompts import ReplyCheck, find_failures
+from agentfsm.prompts import find_failures
 
 if TYPE_CHECKING:
     from agentfsm.core.calls import CallRecord
@@ -84,6 +86,9 @@ class GradedRun(Value):
     runs: tuple[Run[Any], ...] = attrs.field(default=attrs.Factory(lambda graded: (graded.run,), takes_self=True))
     """All runs of the conversation, oldest first: one for each text of the user."""
 
+    below: tuple[Run[Any], ...] = ()
+    """Runs of the agents that these runs called, and so on, as far as a check of the case is about their tools."""
+
     played: tuple[PlayedTurn, ...] = ()
     """The turns of the case as they were carried out, those of a simulated user included."""
 
@@ -137,28 +142,43 @@ class OutcomeScorer(Value):
         case = graded.case
         if graded.stop:
             return Grade(0.0, graded.stop)
-        if (why := _find_failure(graded.runs, case.expect)) is not None:
-            return Grade(0.0, why)
-        for number, played in enumerate(graded.played, 1):
-            expect = played.turn.expect
-            if expect and (why := _find_failure([find_run(graded, played)], expect)) is not None:
-                return Grade(0.0, f"turn {number}: {why}")
+        for run in graded.runs[:-1]:
+            if run.state is not State.DONE:
+                return Grade(0.0, f"run {run.id} failed, {run.stop_reason}: {run.stop_message}")
+        found = _grade_runs(graded.runs, case.expect, graded.below)
+        if found.value != 1:
+            return found
+        for number, turn in enumerate(grade_turns(graded), 1):
+            found = turn.grades.get("outcome", found)
+            if found.value != 1:
+                return Grade(found.value, f"turn {number}: {found.reason}")
         return Grade(1.0) if case.check is None else await _record_check(graded)
 
 
-def find_run(graded: GradedRun, played: PlayedTurn) -> Run[Any]:
-    """Return the run that a turn began, or was about."""
-    return next(each for each in graded.runs if each.id == played.run_id)
+def _grade_runs(
+    runs: Sequence[Run[Any]], checks: Sequence[Expectation], below: Sequence[Run[Any]], *, is_decided: bool = False
+) -> Grade:
+    """Grade 1 if the last of these runs has an answer and they pass the checks; a check that is broken gives no grade.
 
-
-def _find_failure(runs: Sequence[Run[Any]], checks: Sequence[Expectation]) -> str | None:
-    """Return the reason why the last of these runs has no answer, or they do not pass the checks; None if they do."""
+    `below` are the runs of agents that they called. If the next turn decides on what the last run waits for, this
+    stands for the answer.
+    """
     run = runs[-1]
-    if run.state is not State.DONE:
-        return f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
-    done = [(each, each.find_failure(runs)) for each in checks if isinstance(each, RunCheck)]
-    found = find_failures([each for each in checks if isinstance(each, ReplyCheck)], run.answer)
-    return "; ".join([*found, *[f"{check.name}: {why}" for check, why in done if why is not None]]) or None
+    if run.state is not State.DONE and not is_decided:
+        why = f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
+        return Grade(0.0, why)
+    answer = run.answer if run.state is State.DONE else describe_reply(run)
+    failures: list[str] = []
+    for check in checks:
+        try:
+            if not isinstance(check, RunCheck):
+                failures += find_failures([check], answer)
+            elif (flaw := check.find_failure(runs, below)) is not None:
+                failures.append(f"{check.name}: {flaw}")
+        except Exception as error:  # noqa: BLE001  the check may be the user's code
+            text = str(error) if isinstance(error, MisuseError) else f"{check.name} raised {error!r}"
+            return Grade(None, f"not scored: {text}")
+    return Grade(0.0, "; ".join(failures)) if failures else Grade(1.0)
 
 
 async def _record_check(graded: GradedRun) -> Grade:
@@ -186,20 +206,30 @@ async def _record_check(graded: GradedRun) -> Grade:
     if found is not True and found is not False and not isinstance(found, str):
         return Grade(None, f"the check returned {type(found).__name__}: return True, False or a reason")
     value, reason = (1.0, "") if found is True else (0.0, found or "the check of the world failed")
-    await record(graded.agent, check_id, f"Check the world after the run {run.id}.", lambda: [value, reason])
+    task = f"Check the world after the run {run.id}."
+    await record(graded.agent, check_id, task, lambda: [value, reason], run.header)
     return Grade(value, reason)
 
 
 def grade_turns(graded: GradedRun) -> tuple[TurnResult, ...]:
-    """Return the grades of each turn that has expectations of its own; a turn without any has no grade."""
-    found = []
-    for played in graded.played:
-        run, turn, grades = find_run(graded, played), played.turn, dict[str, Grade]()
+    """Return the grades of each turn that has expectations of its own; a turn without any has no grade.
+
+    A turn is graded as the run was after it. Its calls are those that the agent chose in it, whenever they were over.
+    """
+    found, seen = [], set[tuple[str, str]]()
+    last = {run.id: run for run in graded.runs}
+    for index, played in enumerate(graded.played):
+        run, turn, grades = played.run, played.turn, dict[str, Grade]()
+        ids = {(run.id, call_id) for call_id in [c.call_id for c in run.calls] + [c.call.id for c in run.open]}
         if turn.expect:
-            why = _find_failure([run], turn.expect)
-            grades["outcome"] = Grade(1.0) if why is None else Grade(0.0, why)
+            is_decided = run.is_waiting and run.id in {later.run.id for later in graded.played[index + 1 :]}
+            children = [child_run_id(*each) for each in ids - seen]
+            below = [each for each in graded.below if any(f"{each.id}.".startswith(f"{child}.") for child in children)]
+            grades["outcome"] = _grade_runs([run], turn.expect, below, is_decided=is_decided)
         if turn.paths is not None:
-            grades["tool_path"] = _grade_path(turn.paths, run.calls)
+            calls = [call for call in last[run.id].calls if (run.id, call.call_id) in ids - seen]
+            grades["tool_path"] = _grade_path(turn.paths, calls)
+        seen |= ids
         found.append(TurnResult(said=str(turn), run_id=run.id, grades=grades))
     return tuple(found)
 
@@ -209,16 +239,21 @@ class PathScorer(Value):
     """Grades the tool calls by alignment with the nearest valid path: 2 m / (e + c).
 
     m is the number of calls that match a path in order, e the length of the path, and c the number of calls. So
-    missing, wrong, repeated and misplaced calls all cost. A skipped call, which never ran, does not count.
+    missing, wrong, repeated and misplaced calls all cost. A skipped call, which never ran, does not count; one that a
+    person rejected does, because the agent has asked for it.
     """
 
     name: str = "tool_path"
     """Name of the aspect."""
 
     async def grade(self, graded: GradedRun) -> Grade:
-        """Grade a run; a case without paths is not scored."""
-        paths = graded.case.paths
-        return NOT_SCORED if paths is None else _grade_path(paths, [call for run in graded.runs for call in run.calls])
+        """Grade a run by the mean of the case and the turns that have paths; without any it is not scored."""
+        grades = [turn.grades["tool_path"] for turn in grade_turns(graded) if "tool_path" in turn.grades]
+        if graded.case.paths is not None:
+            grades.append(_grade_path(graded.case.paths, [call for run in graded.runs for call in run.calls]))
+        values = [each.value for each in grades if each.value is not None]
+        reasons = dict.fromkeys(each.reason for each in grades if each.reason)
+        return Grade(fmean(values), "; ".join(reasons)) if values else NOT_SCORED
 
 
 def _grade_path(paths: Sequence[CallPath], made: Sequence[CallRecord]) -> Grade:

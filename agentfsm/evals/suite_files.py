@@ -19,7 +19,7 @@ from agentfsm._lib.shared_files import change_file
 from agentfsm.agents.extras import resolve_model
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.json_text import map_leaves
+from agentfsm.core.json_text import build_object, map_leaves
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.sensitive_text import mask_sensitive
@@ -28,7 +28,7 @@ from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
 from agentfsm.evals.recorded_tools import list_results
 from agentfsm.evals.rubric_judge import GOOD, RubricJudge
-from agentfsm.evals.scorers import OutcomeScorer, RunScorer
+from agentfsm.evals.scorers import OutcomeScorer, RunScorer, add_usd
 from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult
 from agentfsm.prompts.evaluation import PASS_RATE
 from agentfsm.prompts.template import RenderedPrompt
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agentfsm.evals.results import CaseResult
     from agentfsm.ports.model import Model
 
-_FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
+_FIELDS: Final = attrs.fields_dict(Case)
 # Columns of CSV whose cells are numbers, and those that are lists of words.
 _NUMBERS: Final = frozenset({"max_steps", "max_tokens", "max_usd", "max_seconds"})
 _WORDS: Final = frozenset({"roles", "tags", "files"})
@@ -48,8 +48,8 @@ def load_suite(path: str | Path) -> Suite:
     """Read a suite: YAML or JSON with `cases` and optionally `name`, JSON Lines with a case in each line, or CSV.
 
     The first row of a CSV names fields of a case; a column `metadata.NAME` is one value of its metadata. Cells that
-    begin with a bracket are JSON, and lists of words are separated by commas. Paths of `files` are those beside the
-    suite.
+    begin with a bracket are JSON, and lists of words are separated by commas. Paths of `files` are those in the folder
+    of the suite and below it. A column or a key that is there twice is refused.
 
     Raises:
         MisuseError: if the file cannot be read, or a case is wrong; the message names it.
@@ -70,17 +70,20 @@ def _parse_suite(text: str, file: Path) -> Suite:
         if kind in {".yaml", ".yml"}:
             name, cases = _read_cases(_parse_yaml(text, file), file)
         elif kind == ".json":
-            name, cases = _read_cases(json.loads(text), file)
+            name, cases = _read_cases(json.loads(text, object_pairs_hook=build_object), file)
         elif kind == ".jsonl":
-            cases = [json.loads(line) for line in text.splitlines() if line.strip()]
+            lines = enumerate(text.split("\n"), 1)
+            cases = [_parse_json(line, f"line {number}") for number, line in lines if line.strip()]
         elif kind == ".csv":
-            cases = [_parse_row(row) for row in csv.DictReader(io.StringIO(text), strict=True)]
+            rows = csv.DictReader(io.StringIO(text), strict=True)
+            build_object([(f"column {each.strip()}", None) for each in rows.fieldnames or ()])
+            cases = [_parse_row(row, f"line {rows.line_num}") for row in rows]
         else:
             raise MisuseError(
                 f"the suite {file}: give a file .yaml, .json, .jsonl or .csv, or module:suite for one in Python"
             )
     except (ValueError, RecursionError) as error:
-        raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
+        raise MisuseError(f"the suite {file} has a value that is not JSON: {error}") from None
     except csv.Error as error:
         raise MisuseError(f"the suite {file} is not CSV: {error}") from None
     return Suite([_build_case(each, file, number) for number, each in enumerate(cases, 1)], name=name)
@@ -89,10 +92,24 @@ def _parse_suite(text: str, file: Path) -> Suite:
 def _parse_yaml(text: str, file: Path) -> Any:
     with require_extra("a suite in YAML", "evals", "yaml"):
         import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            build_object([(str(key.value), None) for key, _value in node.value])  # YAML would keep the second one
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            return found
+
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        return yaml.load(text, Loader)  # noqa: S506  a safe loader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise MisuseError(f"the suite {file} is not YAML: {error}") from None
+
+
+def _parse_json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=build_object)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _read_cases(data: Any, file: Path) -> tuple[str, Sequence[Any]]:
@@ -104,16 +121,17 @@ def _read_cases(data: Any, file: Path) -> tuple[str, Sequence[Any]]:
     raise MisuseError(f"the suite {file}: give a list of cases below `cases:`, and nothing else but `name:`")
 
 
-def _parse_row(row: Mapping[str | None, Any]) -> dict[str, Any]:
+def _parse_row(row: Mapping[str | None, Any], place: str) -> dict[str, Any]:
     """Return the fields of a case from a row of CSV; an empty cell is a field that is not given."""
     case: dict[str, Any] = {}
     if row.get(None):
-        raise csv.Error(f"a row has more cells than the first one: {shorten_repr(row[None])}")
+        raise csv.Error(f"{place} has more cells than the first one: {shorten_repr(row[None])}")
     for column, cell in row.items():
         if not cell or column is None:
             continue
         name, _, key = column.strip().partition(".")
-        value = json.loads(cell) if cell[0] in "[{" or name in _NUMBERS else cell
+        is_json = cell[0] in "[{" or name in _NUMBERS
+        value = _parse_json(cell, f"{place}, column {column!r}, {shorten_repr(cell)}") if is_json else cell
         if name in _WORDS and isinstance(value, str):
             value = [word.strip() for word in value.split(",")]
         if key:
@@ -130,11 +148,18 @@ def _build_case(data: object, file: Path, number: int) -> Case:
     if unknown := next((name for name in data if name not in _FIELDS), None):
         raise MisuseError(f"{place} has the unknown field {unknown!r}; fields: {', '.join(_FIELDS)}")
     given = dict(data)
+    empty = [name for name, each in given.items() if each is None and _FIELDS[name].default is not None]
+    if empty:
+        raise MisuseError(f"{place}: the field {empty[0]!r} is empty: give it a value, or leave it out")
     if isinstance(files := given.get("files"), list):
-        given["files"] = [file.parent / each if isinstance(each, str) else each for each in files]
+        folder = file.parent.resolve()
+        given["files"] = [folder / each if isinstance(each, str) else each for each in files]
+        for each in given["files"]:
+            if isinstance(each, Path) and not each.resolve().is_relative_to(folder):
+                raise MisuseError(f"{place}: the file {str(each)!r} is not in the folder of the suite, or below it")
     try:
         return Case(**given)
-    except MisuseError as error:
+    except (MisuseError, TypeError, ValueError, AttributeError) as error:  # a value of another type than the field's
         raise MisuseError(f"{place}: {error}") from None
 
 
@@ -198,6 +223,8 @@ def add_case(path: str | Path, data: Mapping[str, Any]) -> Suite:
         MisuseError: as `load_suite`, also if the case has an id of the suite; the file is then unchanged.
     """
     file = Path(path)
+    if file.suffix not in {".yaml", ".yml", ".jsonl"}:
+        raise MisuseError(f"the suite {file}: a case is appended to a file .yaml or .jsonl")
     suites: list[Suite] = []
 
     def add(content: str | None) -> str:
@@ -250,7 +277,7 @@ async def evaluate_prompt(
     """
     SHARE.check("evaluate_prompt", "pass_rate", pass_rate)
     texts = _render_tests(prompt, judge)
-    tests, at = [], ""
+    tests, at, costs = [], "", list[float | None]()
     for test, text in zip(prompt.tests, texts, strict=True):
         rubric = test.rubric or None
         case = Case(id=test.name, input=test.input or str(text), expect=test.checks, rubric=rubric)
@@ -264,6 +291,7 @@ async def evaluate_prompt(
         passed = reasons.count(None)
         tests.append(PromptTestResult(name=test.name, runs=runs, passed=passed, failures=dict(failures)))
         at = found.at
+        costs += [found.usd, found.judge_usd]
     return PromptReport(
         name=prompt.name,
         version=prompt.version,
@@ -272,6 +300,7 @@ async def evaluate_prompt(
         at=at,
         tests=tuple(tests),
         pass_rate=pass_rate,
+        usd=add_usd(costs),
     )
 
 

@@ -7,8 +7,9 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -165,6 +166,9 @@ IMPORTANCE: Final[Mapping[ItemKind, float]] = {
     ItemKind.DOCUMENT: 0.5,
 }
 
+# Memory that takes the place of those of all users, in the current task and those that it has started.
+_STAND_IN: Final[ContextVar[Memory | None]] = ContextVar("memory that stands in", default=None)
+
 
 def weigh(kind: ItemKind, slot: str) -> float:
     """Return the importance of an item for which none is given."""
@@ -263,7 +267,7 @@ class Memory(RunMemory):
     one from its `valid_from` on. So `recall` also answers what was known, or true, at an earlier time.
     """
 
-    index: MemoryIndex = attrs.field(factory=SQLiteIndex, converter=_open_index)
+    _index: MemoryIndex = attrs.field(factory=SQLiteIndex, converter=_open_index)
     """Index that keeps the items; or the path of a SQLite file, or the `postgresql://` URL of a database. Default: a
     temporary file.
     """
@@ -313,8 +317,8 @@ class Memory(RunMemory):
     refused.
     """
 
-    _vectors: ItemVectors | None = attrs.field(
-        default=attrs.Factory(lambda self: open_vectors(self.index, self.embedder), takes_self=True), init=False
+    _item_vectors: ItemVectors | None = attrs.field(
+        default=attrs.Factory(lambda self: open_vectors(self._index, self.embedder), takes_self=True), init=False
     )
 
     _newest: float = attrs.field(default=-math.inf, init=False)
@@ -328,12 +332,38 @@ class Memory(RunMemory):
             tenant: The tenant; empty for none.
         """
         mine = attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
-        mine._vectors = self._vectors  # noqa: SLF001  the vectors of an index are checked once
+        mine._item_vectors = self._item_vectors  # noqa: SLF001  the vectors of an index are checked once
         return mine
+
+    @property
+    def index(self) -> MemoryIndex:
+        """Index that keeps the items: the one given, or that of the memory which stands in for it (`stand_in`)."""
+        return self._find_acting()._index  # noqa: SLF001  of the same class
+
+    @property
+    def _vectors(self) -> ItemVectors | None:
+        return self._find_acting()._item_vectors  # noqa: SLF001  of the same class
+
+    def _find_acting(self) -> Memory:
+        apart = _STAND_IN.get() if self.namespace.user else None
+        return self if apart is None else apart
 
     def apart(self) -> Memory:
         """Return an empty memory with the same options, in a temporary file: for evaluations and trials."""
         return attrs.evolve(self, index=SQLiteIndex())
+
+    @contextmanager
+    def stand_in(self) -> Iterator[None]:
+        """Take the place of the memory of each user, in the current task and those that it starts.
+
+        So what sub-agents, steps of a flow and functions of tools do with the items of a user concerns this memory, by
+        whichever `Memory` they do it. Items that belong to no user are read and written where they are.
+        """
+        token = _STAND_IN.set(self)
+        try:
+            yield
+        finally:
+            _STAND_IN.reset(token)
 
     # Write.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, TypeAlias
 
@@ -221,12 +221,16 @@ _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
 }
 
 
-def as_checks(given: Iterable[object]) -> tuple[ReplyCheck, ...]:
-    """Convert checks: made by the functions of this module, functions of the reply, or as they are in front matter."""
-    return tuple(map(_as_check, given))
+def as_checks(given: Iterable[object], *, also: Sequence[str] = ()) -> tuple[ReplyCheck, ...]:
+    """Convert checks: made by the functions of this module, functions of the reply, or as they are in front matter.
+
+    Raises:
+        MisuseError: if one is none of them. It names those of `also` too, which the caller knows.
+    """
+    return tuple([_as_check(each, also) for each in given])
 
 
-def _as_check(data: object) -> ReplyCheck:
+def _as_check(data: object, also: Sequence[str]) -> ReplyCheck:
     """Convert `"json_valid"`, or a table with one entry: `{has_field = "tool_name"}`."""
     match data:
         case ReplyCheck():
@@ -237,8 +241,8 @@ def _as_check(data: object) -> ReplyCheck:
             return _MAKERS[name](data[name])
     if callable(data) and not isinstance(data, type):
         return function(data)
-    wanted = f"'json_valid', or a table with one of {', '.join(_MAKERS)}"
-    raise MisuseError(f"the check {shorten_repr(data)}: give {wanted}, for example {{has_field = 'tool_name'}}")
+    wanted = f"'json_valid', or a table with one of {', '.join([*_MAKERS, *also])}"
+    raise MisuseError(f"the check {shorten_repr(data)}: give {wanted}, for example {{'has_field': 'tool_name'}}")
 
 
 def _parse(reply: str) -> tuple[Any, str | None]:

@@ -86,6 +86,9 @@ class PromptReport(Value):
     pass_rate: float = PASS_RATE
     """Pass rate that each test needs."""
 
+    usd: float | None = None
+    """US dollars of the runs and of the judge; None if a price is unknown."""
+
     @property
     def rate(self) -> float:
         """Pass rate of all runs of all tests, from 0 to 1."""

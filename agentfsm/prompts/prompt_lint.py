@@ -34,7 +34,12 @@ _BAN: Final = re.compile(r"\b(?:never|do not|don't|must not|may not|cannot)\b|�
 # What makes a rule of an item of a list that stands below no heading of rules.
 _ORDER: Final = re.compile(
     rf"{_BAN.pattern}|\b(?:always|must|should|shall|only|avoid|make sure|ensure|required?)\b"
-    r"|必须|应当|应该|总是|只能|务必|避免|确保",
+    r"|必须|应当|应该|总是|只能|务必|避免|确保"
+    # an imperative at the beginning; numbered ones are steps
+    r"|^\s*[-*•]\s*(?:please\s+)?(?:add|answer|apologi[sz]e|ask|be|begin|call|check|cite|confirm|end|explain|follow|format|give"
+    r"|greet|include|keep|limit|list|mention|name|offer|prefer|put|quote|refer|refuse|repeat|reply|respond|return|round|say"
+    r"|show|sign|speak|start|state|stay|stick|summari[sz]e|tell|thank|translate|treat|use|verify|write)\b"
+    r"|^\s*[-*•]\s*(?:请|回答|使用|保持|引用|说明|检查|调用|返回|确认)",
     re.IGNORECASE,
 )
 _SENTENCE: Final = re.compile(r"(?:[.;。；!！?？]\s|\n)")  # noqa: RUF001  Chinese ends sentences so

@@ -98,6 +98,9 @@ class CostReport(Value):
     total: Usage
     """Sum of all rows."""
 
+    production: Usage
+    """Part of it that is of production, the only one that goes on at its rate; evaluations are begun by hand."""
+
     runs: int
     """Number of runs with costs."""
 
@@ -135,15 +138,15 @@ class CostReport(Value):
 
     @property
     def usd_per_day(self) -> float | None:
-        """US dollars in a day, at the rate of this time; None if `forecast_gap` says why there is no rate."""
-        return None if self.forecast_gap else self.usd / self.days
+        """US dollars of production in a day, at the rate of this time; None if `forecast_gap` says why."""
+        return None if self.forecast_gap else (self.production.cost_usd or 0.0) / self.days
 
     @property
     def forecast_gap(self) -> str:
         """Why nothing can be forecast from these costs; empty if they have a rate."""
         if not self.is_whole:
             return "only the newest runs were read"
-        if self.total.unpriced:
+        if self.production.unpriced:
             return "the price of some tokens is unknown"
         if self.days < 1:
             return "the costs are of less than a day"
@@ -220,7 +223,7 @@ async def read_costs(
         return await _read_totals(store, status, by=by, since=since, where=where, zone=zone, agents=agents)
     sums: dict[str, _CostSum] = {}
     reported: dict[str, int] = {}
-    total, read, runs, first, oldest, is_whole, lost = Usage(), 0, 0, until, until, True, 0
+    total, production, read, runs, first, oldest, is_whole, lost = Usage(), Usage(), 0, 0, until, until, True, 0
     async for summary in RunIterator(store, where):
         oldest = summary.created_at
         if since is not None and summary.updated_at < since:
@@ -248,6 +251,7 @@ async def read_costs(
             day = datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d")
             name = _name_row(by, of, model, purpose, day)
             parts[name] = parts.get(name, Usage()) + usage
+            production = production if of.purpose else production + usage
         runs += bool(parts)
         for name, usage in parts.items():
             found = sums.setdefault(name, _CostSum())
@@ -259,6 +263,7 @@ async def read_costs(
         by=by,
         rows=_list_rows(by, sums),
         total=total,
+        production=production,
         runs=runs,
         is_whole=is_whole,
         lost_tokens=lost,
@@ -293,6 +298,7 @@ async def _read_totals(
         )
 
     sums: dict[str, dict[str, int]] = {}
+    production: dict[str, int] = {}
     reported: dict[str, int] = {}
     has_users = by == "user" or where.user is not None
     count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
@@ -313,6 +319,8 @@ async def _read_totals(
                 if by in {"model", "purpose"}:
                     name = _name_row(by, of, labels[1], labels[2], day)
                 add_fields(sums.setdefault(name, {}), fields)
+                if not of.purpose:
+                    add_fields(production, fields)
             elif labels[0] == LOST:
                 add_fields(reported, {labels[1]: fields["n"]})
     rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in sums.items()}
@@ -325,6 +333,7 @@ async def _read_totals(
         by=by,
         rows=_list_rows(by, rows),
         total=build_usage(total),
+        production=build_usage(production),
         runs=total.get("runs", 0),
         is_whole=True,
         is_from_totals=True,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from xml.etree.ElementTree import fromstring
 
 import pytest
@@ -69,6 +70,22 @@ def test_a_suite_is_run(here):
     here(*words, "--against", "result.json", code=5)
     assert "usage" not in here.err
     assert "estimate: 3 runs of cases, unknown price" in here.err
+
+
+def test_the_functions_of_a_suite_are_those_of_the_current_folder(here, monkeypatch):
+    """Its check, and the world of each conversation (`--deps`), which the check gets."""
+    (here.folder / "shop_world.py").write_text(
+        "def new_shop(run):\n    return {'fresh': run.header.purpose}\n\n"
+        "def is_fresh(run, shop):\n    return shop == {'fresh': 'eval'}\n",
+        encoding="utf-8",
+    )
+    case = {"id": "tea", "input": "What does tea cost?", "check": "shop_world:is_fresh"}
+    (here.folder / "world.json").write_text(json.dumps([case]), encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(here.folder)])
+    words = ("eval", "run", "world.json", "app:shopper", "--runs", "1")
+    assert here.json(*words, "--deps", "shop_world:new_shop")["means"]["outcome"] == 1
+    here(*words, "--deps", "shop_world:nothing", code=2)
+    assert "--deps='shop_world:nothing' cannot be loaded" in here.err
 
 
 def test_a_case_is_made_of_a_run(here):

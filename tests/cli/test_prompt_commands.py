@@ -76,6 +76,7 @@ def test_the_tests_of_a_prompt(here, prompts, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         out = here("prompts", "test", "router@1.0", "--model", "openai:gpt-4o", code=1)
     assert out.startswith("FAILED json: 4 of 5 passed (95 %: 38% to 96%)\n       1 times json_valid: not JSON")
+    assert "cost: a price is unknown" in out
     [old, new] = here.json("prompts", "list")["prompts"]
     assert (old["passed"], new["passed"]) == (False, None)
 

@@ -2,6 +2,8 @@
 
 import json
 
+import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
@@ -9,7 +11,9 @@ from agentfsm import (
     Agent,
     AssistantMessage,
     ImagePart,
+    Limits,
     MisuseError,
+    ModelError,
     RunContext,
     TextPart,
     ToolResult,
@@ -18,15 +22,15 @@ from agentfsm import (
     ask_user,
     tool,
 )
-from agentfsm.evals import SCORERS, Case, RubricJudge, SimulatedUser, Turn, evaluate, load_suite
+from agentfsm.evals import SCORERS, Case, RubricJudge, SimulatedUser, Turn, evaluate, load_suite, not_called
 from agentfsm.evals.results import Evaluation
-from agentfsm.flow import Flow, step
+from agentfsm.flow import Flow, agent_step, step
 from agentfsm.memory import Memory, build_memory_tools
-from agentfsm.ports import Reply
-from agentfsm.prompts import contains
+from agentfsm.ports import Filter, Reply
+from agentfsm.prompts import contains, not_contains
 from agentfsm.releases import Rollout
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 
 
 @tool(requires_approval=True)
@@ -141,6 +145,122 @@ async def test_a_history_and_files(tmp_path):
     assert (await agent.load(result.run_id)).answer == "heard: Read it.\norder.txt:\n17 apples\n!"
 
 
+async def test_a_turn_is_graded_as_the_run_was_after_it():
+    """What comes later in the same run is not its fault; when it is graded again, too."""
+    agent = make_clerk()
+    asks = Turn("refund it", expect=[not_contains("Done"), contains("approve refund"), not_called("refund")])
+    asks, approves = (
+        attrs.evolve(asks, paths=[["refund"]]),
+        Turn(approve="refund", expect=[contains("Done")], paths=[[]]),
+    )
+    for _again in range(2):
+        result = await play(agent, turns=[asks, approves], deps=[])
+        assert (result.total, [{*each.grades} for each in result.conversation]) == (1, [{"outcome", "tool_path"}] * 2)
+    result = await play(agent, turns=[asks], deps=[])
+    assert result.grades["outcome"].reason == "the run waits for a person"
+    result = await play(
+        agent, turns=["Hello", Turn("refund it", paths=[["look"]]), approves], deps=[], paths=[["refund"]]
+    )
+    assert result.grades["tool_path"].value == pytest.approx(2 / 3)
+
+
+async def test_a_conversation_with_a_run_that_failed():
+    """It has failed, although the agent answers the next text."""
+    agent = Agent(ScriptedModel(fail(ModelError("down")), "fine"), limits=Limits(model_retries=0))
+    result = await play(agent, turns=["one", "two"])
+    assert (result.passed, "model_error: " in result.grades["outcome"].reason) == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["memory", "world", "recorded"])
+async def test_a_conversation_whose_world_is_lost_is_begun_again(kind):
+    """It was begun before, and broken off: what it had done is in no world of this call, so it is a new run, once."""
+    scope, said = anyio.CancelScope(), []
+
+    async def think(request):
+        text = next(each.text for each in reversed(request.messages) if isinstance(each, UserMessage))
+        said.append(text)
+        if isinstance(request.messages[-1], ToolResult):
+            return request.messages[-1].content
+        if text == "Read." and not scope.cancel_called:
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+        if kind == "memory":
+            read = call("recall_memory", query="Volvo")
+            return say("", call("remember", text="Ann drives a Volvo") if text == "Keep." else read)
+        return say("", call("keep") if text == "Keep." else call("read"))
+
+    @tool(idempotent=True)
+    def keep(ctx: RunContext[list]) -> str:
+        """Keep it."""
+        ctx.deps.append("Volvo")
+        return "kept"
+
+    @tool(read_only=True)
+    def read(ctx: RunContext[list]) -> str:
+        """Read it."""
+        return ctx.deps[-1]
+
+    memory = Memory()
+    agent = Agent(FunctionModel(think), memory=memory, tools=[*build_memory_tools(memory), keep, read])
+    fixtures = [{"tool": "keep", "content": "kept"}, {"tool": "read", "content": "Volvo"}]
+    more = {"memory": [], "user": "ann"} if kind == "memory" else {"user": "ann", "fixtures": fixtures}
+    case = Case(turns=["Keep.", "Read."], expect=[contains("Volvo")], **more)
+    options = {"speed": "recorded" if kind == "recorded" else "live", "runs": 1}
+    options |= {"deps": lambda _run: []} if kind == "world" else {}
+    with scope:
+        await evaluate(agent, [case], **options)
+    assert scope.cancelled_caught
+    begun = len(await agent.runs.list(Filter(purpose="eval")))
+    for again in range(2):
+        [result] = (await evaluate(agent, [case], **options)).results
+        assert (result.passed, result.is_kept, len(result.findings)) == (True, again == 1, 1)
+        assert "was lost with its process: begun again" in result.findings[0]
+    assert said.count("Keep.") == 4
+    assert len(await agent.runs.list(Filter(purpose="eval"))) == begun + 2
+    await memory.aclose()
+
+
+async def test_a_user_or_a_world_that_is_broken():
+    """A function that says nothing at first, that never ends, or a world that cannot be made: not scored, and named."""
+    agent, endless = make_clerk(), lambda _run: "Go on."
+    result = await play(agent, turns=lambda _run: None)
+    assert result.grades["outcome"].reason == "the user ended the conversation before it began"
+    result = await play(agent, input="Hi.", turns=endless)
+    assert (len(result.conversation), result.passed) == (101, False)
+    assert result.grades["outcome"].reason == "the function of the user has not returned None in 100 turns"
+    result = await play(agent, input="Hi.", deps=lambda _run: 1 / 0)
+    assert result.grades["outcome"].reason == "the function of deps= raised ZeroDivisionError: division by zero"
+    result = await play(lambda text: None if text == "a" else text, input="a")
+    assert "the function returned NoneType: return the answer as a text" in result.grades["outcome"].reason
+
+
+@pytest.mark.parametrize("kind", ["sub-agent", "flow"])
+async def test_the_memory_of_the_case_reaches_the_agents_below(tmp_path, kind):
+    """A sub-agent, an agent as a step, and their tools read and write it, and never that of the real user."""
+    heard = []
+
+    def think(request):
+        if not isinstance(request.messages[-1], ToolResult):
+            return say("", call("remember", text="Ann drives a Volvo"), call("recall_memory", query="Ann secret tea"))
+        heard.append(str(request))
+        return "done"
+
+    memory = Memory(tmp_path / "memory.db")
+    await memory.for_(user="ann").remember("Ann has a SECRET", importance=1.0)
+    tools = build_memory_tools(Memory(tmp_path / "memory.db"))  # the same file, opened a second time
+    clerk = Agent(FunctionModel(think), name="clerk", memory=memory, tools=tools)
+    if kind == "flow":
+        target = Flow([agent_step(clerk, prompt=lambda text: text)])
+    else:
+        calls = ScriptedModel(say("", call("clerk", query="What do you know?")), "done")
+        target = Agent(calls, tools=[clerk.as_tool()])
+    asked = {"text": "What do you know?"}
+    assert (await play(target, input=asked, user="ann", memory=["Ann likes tea"])).passed
+    assert [("SECRET" in each, "likes tea" in each) for each in heard] == [(False, True)]
+    assert [each.item.text for each in await memory.for_(user="ann").recall("Ann Volvo")] == ["Ann has a SECRET"]
+    await memory.aclose()
+
+
 async def test_a_stored_session_is_continued_and_left_as_it_is():
     """The case branches off after its last run."""
     agent = make_clerk()
@@ -160,6 +280,14 @@ async def test_a_memory_of_the_case(tmp_path):
             return say("", call("remember", text="Ann likes tea"))
         return request.instructions + str([each.text for each in request.messages if hasattr(each, "text")])
 
+    noted = []
+
+    @tool
+    def remember(note: str) -> str:
+        """Note something elsewhere: a tool of one's own that has the name of one of the memory."""
+        noted.append(note)
+        return "noted"
+
     memory = Memory(tmp_path / "memory.db")
     agent = Agent(FunctionModel(think), memory=memory, tools=build_memory_tools(memory))
     await memory.for_(user="ann").remember("Ann lives in Faro", slot="home town")
@@ -170,6 +298,9 @@ async def test_a_memory_of_the_case(tmp_path):
     result = await play(agent, input="Where does Ann live?", user="ann")
     assert "Faro" in (await agent.load(result.run_id)).answer
     assert [each.item.text for each in await memory.for_(user="ann").recall("tea Ann")] == ["Ann lives in Faro"]
+    agent = agent.with_(tools=[remember], model=ScriptedModel(say("", call("remember", note="a")), "done"))
+    assert (await play(agent, input="Keep a.", user="ann", memory=[])).calls == ("remember",)
+    assert noted == ["a"]
     with pytest.raises(MisuseError, match=r"has memory=, and the agent 'agent' has no Memory"):
         await play(make_clerk(), input="Who?", user="ann", memory=[])
     await memory.aclose()
@@ -178,11 +309,19 @@ async def test_a_memory_of_the_case(tmp_path):
 async def test_a_simulated_user():
     """A model plays the user until its stop rule holds; it sees the answers, and what waits for its approval."""
     ledger = []
+
+    def read_all(request):
+        asked, decided, told = [each.text for each in request.messages[-3:]]
+        return asked.startswith("(asks you to approve refund") and (decided, told) == (
+            "(approves refund)",
+            "Done: refunded.",
+        )
+
     script = ScriptedModel(
         say("I am Ann.", expect=lambda request: "goal: get a refund" in request.instructions),
         say("refund it", expect="heard: I am Ann."),
         say("[APPROVE]", expect="asks you to approve refund"),
-        say("[END]", expect="Done: refunded."),
+        say("[END]", expect=read_all),
     )
     user = SimulatedUser("get a refund of order 17", model=script)
     agent = make_clerk()

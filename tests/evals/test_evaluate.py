@@ -314,7 +314,7 @@ def test_a_case_that_is_wrong(fields, message):
 
 async def test_a_suite_that_is_wrong(make_agent):
     """Two cases with one id, none, and cases without a recording where one is needed."""
-    with pytest.raises(MisuseError, match="two cases with the id"):
+    with pytest.raises(MisuseError, match="two cases of the suite begin with"):
         Suite([Case(input="Go."), Case(input="Go.")])
     with pytest.raises(MisuseError, match="one Case or more"):
         Suite([])

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from agentfsm import Agent, LimitError, MisuseError, ToolResult, Usage, ask_user, tool
@@ -61,8 +62,28 @@ async def test_a_question_to_the_user():
     assert asked.grades["outcome"].reason == "no_question: ask_user was called"
     asked = await grade(make_agent("Which one?"), expect=[no_question()])
     assert asked.grades["outcome"].reason == "no_question: an answer is a question"
+    for answer in ("**Which size?**", "Which size? :)", "Which size?\n\nTell me.", "要哪个尺码？告诉我。"):  # noqa: RUF001
+        assert not (await grade(make_agent(answer), expect=[no_question()])).passed
+    assert (await grade(make_agent("See http://a.b/?c=d, please."), expect=[no_question()])).passed
     asked = await grade(make_agent("Yes.", "Which?"), turns=[Turn("And?", expect=[no_question()])])
     assert asked.grades["outcome"].reason == "turn 2: no_question: an answer is a question"
+
+
+async def test_a_call_that_must_not_be_made():
+    """It may be one of a sub-agent; a call that a person rejects is not made, and a mistyped name is a finding."""
+    clerk = make_agent(say("", call("look_up", order=17)), "5 apples.", name="clerk")
+    boss = Agent(ScriptedModel(say("", call("clerk", query="Look.")), "5 apples."), tools=[clerk.as_tool()])
+    result = await grade(boss, expect=[not_called("look_up")])
+    assert (result.grades["outcome"].reason, result.findings) == ("not_called look_up: look_up was called", ())
+    result = await grade(boss.with_(model=ScriptedModel("5 apples.")), expect=[not_called("lok_up")])
+    assert (result.passed, result.findings) == (
+        True,
+        ("not_called lok_up: no agent that takes part has this tool",),
+    )
+    careful = attrs.evolve(look_up, requires_approval=True)
+    asks = Agent(ScriptedModel(say("", call("look_up", order=17)), "No."), tools=[careful])
+    result = await grade(asks, turns=[Turn(reject="look_up")], expect=[not_called("look_up")], paths=[["look_up"]])
+    assert (result.passed, result.grades["tool_path"].value) == (True, 1)
 
 
 @pytest.mark.parametrize("check", ["no_answer", {"not_called": 1}, {"contains": "a", "matches": "b"}, 1, dict])
@@ -72,11 +93,29 @@ def test_a_check_that_is_wrong(check):
         Case(input="a", expect=[check])
 
 
-async def test_a_function_that_is_broken():
-    """It is a mistake of the caller, and ends the evaluation."""
-    for broken, message in ((lambda _answer: 1 / 0, "raised ZeroDivisionError"), (lambda _answer: 1, "returned int")):
-        with pytest.raises(MisuseError, match=message):
-            await grade(make_agent("Yes."), expect=[broken])
+async def test_a_check_that_is_broken():
+    """It says nothing of the agent: that run is not scored, with the reason, and the others are."""
+
+    class Broken:
+        name = "mine"
+
+        async def grade(self, graded):
+            return 0.5 if graded.case.id == "<1>" else 1 / 0
+
+    def make_broken(number):
+        return lambda answer: 1 / 0 if f"<{number}>" in answer else answer == "<4>" or 7
+
+    agent = Agent(FunctionModel(lambda request: request.messages[-1].text))
+    cases = [Case(id=f"<{n}>", input=f"<{n}>", expect=[make_broken(1)]) for n in (1, 2, 4)]
+    found = await evaluate(agent, cases, runs=1, scorers=[*SCORERS, Broken()])
+    outcomes = [each.grades["outcome"] for each in found.results]
+    assert [each.value for each in outcomes] == [None, None, 1]
+    assert "raised ZeroDivisionError" in outcomes[0].reason
+    assert "returned int" in outcomes[1].reason
+    assert [each.grades["mine"].reason for each in found.results[:2]] == [
+        "not scored: the scorer mine returned float: return a Grade",
+        "not scored: the scorer mine raised ZeroDivisionError: division by zero",
+    ]
 
 
 async def test_tokens_are_limited():

@@ -3,13 +3,14 @@
 import pytest
 
 from agentfsm import Agent, Limits, Usage, tool
-from agentfsm.evals import Case, RubricJudge, SimulatedUser, evaluate
+from agentfsm.evals import SCORERS, Case, RubricJudge, SimulatedUser, evaluate
 from agentfsm.memory.episodes import leaves_episode
 from agentfsm.ports import Filter, Reply
 from agentfsm.stores import SQLiteStore
 from agentfsm.telemetry.alerts import replay_alerts
 from agentfsm.telemetry.costs import COST_GROUPS, read_costs
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
+from agentfsm.telemetry.totals import Totals
 from agentfsm.testing import FunctionModel, call, say
 
 
@@ -50,12 +51,13 @@ async def test_an_evaluation_beside_production(store):
     bad = Agent(FunctionModel(think), tools=[ask_prod], store=store, name="prod", limits=Limits(turns=1))
     user = SimulatedUser("fail", model=answer("Go on."), max_turns=2)
     case = Case(turns=["Fail.", user], user="ann", session="s1")
+    right = Case(input="6 * 7?", user="ann", check=lambda _run, _deps: True)
     found = await evaluate(bad, [case], runs=10)
     assert found.mean() == 0
     judged = Agent(answer("42"), store=store, name="prod")
     grade = '{"correctness": {"reason": "x", "score": 5}}'
     judge = RubricJudge(answer(grade), rubric={"correctness": {1: "no", 5: "yes"}}, own_family=True)
-    await evaluate(judged, [Case(input="6 * 7?", user="ann")], runs=2, scorers=[judge])
+    await evaluate(judged, [right], runs=2, scorers=[*SCORERS, judge])
     after = await read_figures(store)
     assert (after[0].tasks, after[0].task_success_rate, after[0].input_tokens) == (1, 1.0, metrics.input_tokens)
     assert (after[1], after[2]) == (alerts, rows)
@@ -64,6 +66,16 @@ async def test_an_evaluation_beside_production(store):
         [row] = [row for row in after[3][by] if row.name == "eval"]
         assert own == [*before], by
         assert row.usd == pytest.approx(0.01 * (10 + 20 + 2 + 6))  # calls, the user, answers, and three votes on each
+    kept = [await judged.load(each.id) for each in await store.runs(Filter(agent="eval-record"))]
+    assert {(judged.cost(run).usd, judged.cost(run).usage.tokens) for run in kept} == {(0, 0)}, "no model was asked"
+    for is_counted in (False, True):
+        if is_counted:
+            await Totals(store).catch_up()
+        report = await read_costs(store)
+        assert (report.is_from_totals, report.usd) == (is_counted, pytest.approx(0.01 * 39))
+        assert report.production.cost_usd == pytest.approx(0.01), (
+            "the evaluation is not a part of what goes on each day"
+        )
     assert {line.purpose for line in await store.runs(limit=100)} == {"", "eval"}
     log = await read_measurements(store, purpose="eval")
     assert summarize(log, 0.0, log.find_end(await store.now())).task_success_rate < 1

@@ -6,7 +6,8 @@ import pytest
 
 from agentfsm import Agent, LimitError, MisuseError, ModelError, StoreError
 from agentfsm.core.usage import Usage
-from agentfsm.evals import RubricJudge, grade_stored
+from agentfsm.evals import SCORERS, Case, RubricJudge, SimulatedUser, evaluate, grade_stored
+from agentfsm.memory import Memory
 from agentfsm.ports import Reply
 from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore
@@ -112,3 +113,21 @@ async def test_the_judge_reads_what_was_said_before(shop):
     await grade_stored(store, judge)
     [work] = [each for each in asked if each["task"] == "Where?"]
     assert work["conversation"][0] == {"user": "I live in Faro."}
+
+
+async def test_the_words_of_a_user_are_deleted_from_all_runs_of_an_evaluation(shop):
+    """Votes, simulated users, decisions and checks belong to the user of the runs that they are about."""
+    store, agent, judge, _asked = shop
+    await agent.run("My secret.", user="ann", tenant="acme")
+    await grade_stored(store, judge)
+    user = SimulatedUser("You tell your secret.", model=ScriptedModel("My secret.", "[END]"))
+    said = iter(["My secret.", None])
+    cases = [
+        Case(id="simulated", user="ann", tenant="acme", turns=user, check=lambda _run, _deps: "secret"),
+        Case(id="function", user="ann", tenant="acme", turns=lambda _run: next(said)),
+    ]
+    await evaluate(agent, cases, runs=1, scorers=[*SCORERS, judge], parallel=1)
+    assert len(await agent.runs.list(Filter(user="ann"))) > 9
+    await Memory().for_(user="ann", tenant="acme").forget_all(runs="delete", store=store)
+    left = [await agent.runs.load(each.id) for each in await agent.runs.list(Filter())]
+    assert [run.id for run in left if "secret" in str(run.messages)] == []

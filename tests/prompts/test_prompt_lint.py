@@ -41,6 +41,11 @@ def test_rules_without_a_heading():
     assert message.startswith("10 rules, more than 7")
     [message] = messages(prompt(f"{EXIT}\n" + "\n".join(f"{n}. 必须做第 {n} 件事" for n in range(1, 9))))
     assert message.startswith("8 rules")
+    plain = ["Answer in English.", "Be brief.", "Use the tools.", "Cite a source.", "Keep names.", "State the date."]
+    items = "".join(f"- {each}\n" for each in [*plain, "Greet the customer.", "Ask for the order.", "Round prices."])
+    [message] = messages(prompt(f"{EXIT}\n{items}"))
+    assert message.startswith("9 rules, more than 7")
+    assert messages(prompt(f"{EXIT}\nSteps:\n" + "".join(f"{n}. Check part {n}.\n" for n in range(1, 10)))) == []
     assert messages(prompt(f"{EXIT}\nCities:\n" + "\n".join(f"- City {n}" for n in range(20)))) == []
 
 

@@ -61,7 +61,8 @@ def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     else:
         days, usd = report.forecast_month(args.tz)
         total, rate, month = [
-            format_usd(each, estimated=report.total.estimated) for each in (report.usd, report.usd_per_day, usd)
+            format_usd(each, estimated=report.production.estimated)
+            for each in (report.production.cost_usd or 0.0, report.usd_per_day, usd)
         ]
         rate = f"{total} / {report.days:.1f} days = {rate} a day"
         terminal.out(f"\nthis month at this rate: {rate}; {days} days cost {month}")

@@ -16,9 +16,10 @@ from agentfsm.agents.agent import Agent
 from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
-from agentfsm.cli.resolve.agent_target import is_target, load_target
+from agentfsm.cli.resolve.agent_target import is_target, load_target, look_in_current_folder
 from agentfsm.cli.resolve.run_lookup import resolve_agent_or_rollout, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import format_usd
 from agentfsm.evals import (
@@ -46,6 +47,7 @@ from agentfsm.evals.release_gate import (
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
 from agentfsm.evals.rubric_judge import JudgeCalibration
 from agentfsm.evals.suite_files import describe_run, load_suite
+from agentfsm.prompts.assertions import load_function
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -62,7 +64,10 @@ _CONCLUSION_CODES: Final = {Conclusion.WORSE: ExitCode.FAILED, Conclusion.UNDECI
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Evaluate an agent, and compare it with a baseline if there is one."""
-    suite = load_target(args.suite, Suite) if is_target(args.suite) else load_suite(args.suite)
+    look_in_current_folder()
+    with stdout_to_stderr():
+        deps = None if args.deps is None else load_function(args.deps, "--deps")
+        suite = load_target(args.suite, Suite) if is_target(args.suite) else load_suite(args.suite)
     against = None if args.against is None else Evaluation.load(args.against)
     floors = _parse_floors(args.floor)
     target, _location = resolve_agent_or_rollout(args, terminal)
@@ -91,6 +96,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                 runs=args.runs,
                 scorers=scorers,
                 speed=args.speed,
+                deps=deps,
                 label=args.label,
                 parallel=args.parallel,
                 usd=args.usd,
@@ -99,7 +105,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             )
 
     try:
-        found = anyio.run(execute)
+        with stdout_to_stderr():  # stdout is reserved for the report
+            found = anyio.run(execute)
     except EvaluationLimitError as error:
         if args.out is not None and error.evaluation is not None:
             error.evaluation.save(args.out)
@@ -226,6 +233,7 @@ def _load_calibration(path: str) -> JudgeCalibration:
 def make_case(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Make a case from a run, and append it to a suite."""
     store = open_existing_store(args.store)
+    look_in_current_folder()  # for the functions that the suite names
     data = describe_run(run_in_store(store, lambda: Runs(store).load(args.id)))
     suite = add_case(args.suite, data)
     if terminal.json:

@@ -13,6 +13,7 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.resolve.agent_target import look_in_current_folder
 from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import MisuseError
 from agentfsm.evals import RubricJudge, evaluate_prompts
@@ -121,6 +122,7 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     Returns:
         DONE, or FAILED if a test is below its pass rate.
     """
+    look_in_current_folder()  # for the functions that tests name
     prompts = Prompts(args.folder)
     tested = [_find(prompts, word) for word in args.prompts]
     judge = None if args.judge is None else RubricJudge(args.judge)
@@ -169,6 +171,7 @@ def _format_report(report: PromptReport) -> Iterator[str]:
         yield f"{mark} {each.name}: {each.passed} of {each.runs} passed (95 %: {low:.0%} to {high:.0%})"
         for failure, number in each.failures.items():
             yield f"       {number} times {failure}"
+    yield "cost: a price is unknown" if report.usd is None else f"cost: ${report.usd:.4f}"
 
 
 def activate(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -111,10 +111,16 @@ def is_target(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*name.split("."), *path.split(".")))
 
 
-def _import_target(name: str) -> ModuleType:
+def look_in_current_folder() -> str:
+    """Let modules be looked up in the current folder first, as `python -m` does, and return it."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
+        sys.path.insert(0, here)
+    return here
+
+
+def _import_target(name: str) -> ModuleType:
+    here = look_in_current_folder()
     try:
         return import_module(name)
     except AgentError:

@@ -16,6 +16,7 @@ import attrs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.json_text import build_object
 from agentfsm.core.value import Value
 from agentfsm.serve.dialects.webhooks import IncomingWebhook, OutgoingWebhook, webhooks
 from agentfsm.serve.endpoints import RouteGroup
@@ -130,7 +131,7 @@ def read_webhook_file(path: Path) -> WebhookFile:
         MisuseError: when it cannot be read, or is not valid; with the place of each flaw.
     """
     try:
-        given = json.loads(path.read_text("utf-8"), object_pairs_hook=_build_object)
+        given = json.loads(path.read_text("utf-8"), object_pairs_hook=build_object)
         document = _Document.model_validate(given)
     except OSError as error:
         raise MisuseError(f"cannot read the webhooks in {path}: {error.strerror}") from None
@@ -151,19 +152,6 @@ def _describe_flaw(flaw: ErrorDetails) -> str:
     is_other = flaw["type"] in {"model_type", "dict_type"}
     text = "give a JSON object" if is_other else flaw["msg"].removeprefix("Value error, ")
     return f"{'.'.join(map(str, flaw['loc'])) or 'the file'}: {text}"
-
-
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object.
-
-    Raises:
-        ValueError: when a key is there twice, so that a webhook would be lost.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 @attrs.frozen(kw_only=True)
