@@ -51,18 +51,18 @@ _ABOVE_FLOW: Final = 10**12
 def build_repeating_agent(
     name: str, planner: PlanMaker, steps: list[Step], *, times: int, parallel: int, timeout_s: float
 ) -> Agent[Any]:
-    """Return the agent of a child run that carries out a step several times.
+    """Return the agent of a child run that carries out steps several times.
 
     Args:
         name: Name of the agent.
         planner: Plans the repetitions.
         steps: The steps that its plans may have.
         times: Maximum of repetitions, 1 or more.
-        parallel: Maximum of repetitions at once, 1 or more.
+        parallel: Maximum of steps at once, 1 or more.
         timeout_s: Seconds for all of them, above 0.
     """
     COUNT.check("step", "parallel", parallel)
-    retries = times * max(step.retry for step in steps)
+    retries = [times * step.retry for step in steps]
     default = Limits()
     limits = attrs.evolve(
         default,
@@ -70,8 +70,8 @@ def build_repeating_agent(
         tool_calls=_ABOVE_FLOW,
         seconds=timeout_s,
         parallel=parallel,
-        retries_per_tool=max(default.retries_per_tool, retries),
-        retries_per_run=max(default.retries_per_run, retries),
+        retries_per_tool=max(default.retries_per_tool, *retries),
+        retries_per_run=max(default.retries_per_run, sum(retries)),
     )
     return Agent(NoModel(), name=name, tools=[step.tool for step in steps], planner=planner, limits=limits)
 

@@ -184,7 +184,7 @@ def _make_each_step(
     )
     return attrs.evolve(
         made,
-        over=plan.over,
+        over=(plan.over,),
         calls=1 + plan.max_items * sum(each.calls for each in plan.steps),
         description=f"for each of {plan.over}" + ("" if plan.step.description == "" else f", {plan.step.description}"),
     )

@@ -12,7 +12,7 @@ from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.core.errors import MisuseError
 from agentfsm.flow.agent_steps import make_child_step
 from agentfsm.flow.child_flows import NoModel, check_inputs, write_inputs
-from agentfsm.flow.flow_plan import FlowPlan, StepStatus
+from agentfsm.flow.flow_plan import FlowPlan, StepStatus, find_results
 from agentfsm.flow.steps import Join, Step
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Flow(Agent[Any]):
 
     def results(self, run: Run[Any]) -> dict[str, JSON]:
         """Return the results of the steps that have succeeded in a run of this flow, by name."""
-        return self._plan.find_results(run)
+        return find_results(run)
 
     def with_(self, **changes: Any) -> Flow:
         """Return a variant of the flow with other fields, as `flow.with_(store=store)`. `steps` is one of them."""

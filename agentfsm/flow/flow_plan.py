@@ -71,8 +71,12 @@ class StepStatus(StrEnum):
 _ENDED_BADLY: Final = frozenset({StepStatus.FAILED, StepStatus.NOT_RUN})
 
 
-def _sort(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def sort_steps(steps: tuple[Step, ...], *, repeated: bool = False) -> tuple[Step, ...]:
     """Return the steps such that each depends only on earlier ones.
+
+    Args:
+        steps: The steps, in any order.
+        repeated: Whether they are those of a repetition, whose parameters may take results of the one before.
 
     Raises:
         MisuseError: if something else is given, or they cannot all be carried out.
@@ -86,10 +90,10 @@ def _sort(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         names = [each.name for each in steps]
         raise MisuseError(f"two steps are called {next(name for name in names if names.count(name) > 1)!r}: give name=")
     for name, each in known.items():
-        if each.over in known and each.over != name:
-            known[name] = attrs.evolve(each, depends_on=tuple(dict.fromkeys([each.over, *each.depends_on])))
+        lists = [other for other in each.over if other in known and other != name]
+        known[name] = attrs.evolve(each, depends_on=tuple(dict.fromkeys([*lists, *each.depends_on])))
     steps = tuple(known.values())
-    for each in steps:
+    for each in () if repeated else steps:
         _check_names(each, known)
     try:
         order = tuple(TopologicalSorter({each.name: each.depends_on for each in steps}).static_order())
@@ -123,7 +127,7 @@ def _check_names(step: Step, known: Mapping[str, Step]) -> None:
 class FlowPlan(PlanMaker):
     """Gives the steps of a flow as a plan, and compensations as a second plan if steps have failed."""
 
-    steps: tuple[Step, ...] = attrs.field(converter=_sort)
+    steps: tuple[Step, ...] = attrs.field(converter=sort_steps)
     """The steps, in an order in which each depends only on earlier ones."""
 
     numbers: Mapping[str, int] = attrs.field(init=False)
@@ -245,13 +249,13 @@ class FlowPlan(PlanMaker):
         unstarted = StepStatus.PENDING
         statuses = {name: StepStatus.NOT_RUN if each is unstarted else each for name, each in statuses.items()}
         if not any(_fails(step, steps, statuses) for step in steps):
-            needed = {number for step in steps for number in step.after}
-            last = {step.tool for step in steps if step.id not in needed}
-            answer = {name: value for name, value in self.find_results(run).items() if name in last}
+            last, results = find_last_steps(run.plan.forward), find_results(run)
+            answer = {name: value for name, value in results.items() if name in last}
             return PlanEnd(answer=json.dumps(answer, ensure_ascii=False))
         if progress.kind is PlanKind.FORWARD and build_compensations(progress, in_order=True) is not None:
             return None
-        return PlanEnd(failure=_describe_failure(run, statuses))
+        unrun = [name for name, status in statuses.items() if status is StepStatus.NOT_RUN]
+        return PlanEnd(failure=describe_failure(run, unrun))
 
     def find_statuses(self, run: Run) -> dict[str, StepStatus]:
         """Return the status of each step of the run, by name; without a plan, of each step of the flow."""
@@ -262,14 +266,6 @@ class FlowPlan(PlanMaker):
         names = [step.tool for step in progress.forward.steps]
         found = dict.fromkeys(names, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
         return found | {entry.call.name: read_step_status(entry) for entry in find_steps(run)}
-
-    def find_results(self, run: Run) -> dict[str, JSON]:
-        """Return the results of the steps that have succeeded, by name."""
-        return {
-            entry.call.name: read_content(entry.result.content)
-            for entry in find_steps(run)
-            if entry.result is not None and entry.result.outcome is Outcome.DONE
-        }
 
 
 def add_compensations(progress: PlanProgress, find: Callable[[PlanStep], Compensation | None]) -> PlanProgress:
@@ -297,6 +293,21 @@ def find_steps(run: Run, *, compensations: bool = False) -> list[OpenCall]:
     return list_steps(undoes if compensations else progress.forward, (*progress.closed, *run.open))
 
 
+def find_results(run: Run) -> dict[str, JSON]:
+    """Return the results of the steps of the newest plan that have succeeded, by name."""
+    return {
+        entry.call.name: read_content(entry.result.content)
+        for entry in find_steps(run)
+        if entry.result is not None and entry.result.outcome is Outcome.DONE
+    }
+
+
+def find_last_steps(plan: Plan) -> list[str]:
+    """Return the names of the steps that no other step of a plan comes after."""
+    needed = {number for step in plan.steps for number in step.after}
+    return [step.tool for step in plan.steps if step.id not in needed]
+
+
 def has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
     """Return whether a call has ended with this outcome."""
     return entry.result is not None and entry.result.outcome is outcome
@@ -313,11 +324,10 @@ def read_step_status(entry: OpenCall) -> StepStatus:
     return StepStatus.SKIPPED if is_skipped(entry.result) else StepStatus.FAILED
 
 
-def _describe_failure(run: Run, statuses: Mapping[str, StepStatus]) -> str:
+def describe_failure(run: Run, unrun: list[str]) -> str:
     """Return which steps failed and why, which did not run, and which were compensated."""
     parts = [f"step {name} failed ({reason})" for name, reason in list_failures(find_steps(run))]
-    if unstarted := [name for name, status in statuses.items() if status is StepStatus.NOT_RUN]:
-        parts.append(f"not run: {', '.join(unstarted)}")
+    parts += [f"not run: {', '.join(unrun)}"] if unrun else []
     undone = find_steps(run, compensations=True)
     done = [entry.call.name for entry in undone if has_outcome(entry, Outcome.DONE)]
     parts += [f"compensated by: {', '.join(done)}"] if done else []

@@ -99,8 +99,10 @@ class Step(Value):
     compensate: Step | None = None
     """The step that undoes this one, if the flow fails later; None if there is none."""
 
-    over: str = ""
-    """For a step of `each`, the name of its list: a step of that name comes before this one. Empty for others."""
+    over: tuple[str, ...] = ()
+    """For a step of `each`, the name of its list: a step of that name comes before this one. For a step of `until`,
+    those of the steps that it repeats. Empty for others.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
