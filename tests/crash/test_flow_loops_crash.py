@@ -1,7 +1,12 @@
-"""Loops of flows for each item of a list, whose workers are killed: each repetition has its effect once."""
+"""Loops for each item of a list, over a flow and over a cycle of steps, whose workers are killed.
+
+Each repetition has its effects once.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -35,9 +40,35 @@ def flow_in(folder: str) -> Flow:
     return Flow([each(loop, over="starts", item="start")], limits=Limits(depth=4), store=store)
 
 
-async def work(folder: str) -> None:
+def cycle_in(folder: str) -> Flow:
+    """Return the same as a cycle of three steps, the last of which is skipped at the end, with the same effects."""
+    book = EffectBook(folder)
+
+    @step(on_unknown=book.look_up)
+    async def note(ctx: RunContext[None], start: int, add: int | None) -> str:
+        book.act(ctx.idempotency_key, f"{start} after {add}")
+        return ctx.idempotency_key
+
+    @step(depends_on=[note], read_only=True)
+    async def add(start: int, add: int | None, note: str) -> int:
+        return (start if add is None else add) + 1
+
+    @step(depends_on=[add], when=lambda add: add < 3, read_only=True)
+    async def go_on(add: int, go_on: list[int] | None) -> list[int]:
+        return [*(go_on or ()), add]
+
+    @step(depends_on=[add, go_on], read_only=True)
+    async def tell(add: int, go_on: list[int] | None) -> dict[str, object]:
+        return {"add": add, "go_on": go_on}
+
+    loop = until([tell, go_on, add, note], lambda go_on, add: go_on is None and add >= 3, times=3, name="counted")
+    store = SQLiteStore(str(Path(folder, "runs.db")), connect=connect)
+    return Flow([each(loop, over="starts", item="start")], limits=Limits(depth=4), store=store)
+
+
+async def work(build: Callable[[str], Flow], folder: str) -> None:
     """Drive the run to its end, or until this process is killed."""
-    async with flow_in(folder) as flow:
+    async with build(folder) as flow:
         try:
             run = await flow.load("flow")
         except RunNotFoundError:
@@ -47,11 +78,12 @@ async def work(folder: str) -> None:
                 await flow.resume("flow", takeover=True)
 
 
-async def check(folder: str) -> None:
+async def check(build: Callable[[str], Flow], folder: str) -> None:
     """Check the effects and the results of a run that is over."""
-    async with flow_in(folder) as flow:
+    async with build(folder) as flow:
         run = await flow.load("flow")
-        assert run.output == '{"counted": [{"add": 3}, {"add": 3}]}'
+        more = {"go_on": None} if build is cycle_in else {}
+        assert json.loads(run.output) == {"counted": [{"add": 3, **more}, {"add": 3, **more}]}
         assert (await flow.replay("flow")).is_faithful
     assert sorted(EffectBook(folder).read().values()) == [
         "0 after 1",
@@ -62,26 +94,28 @@ async def check(folder: str) -> None:
     ]
 
 
-def kill_once(fork_server, folder: Path, moment: tuple[str, int]) -> bool:
+def kill_once(fork_server, build: Callable[[str], Flow], folder: Path, moment: tuple[str, int]) -> bool:
     """Kill the first worker at a moment, and let another one finish. Return whether there is such a moment."""
     folder.mkdir()
-    first = fork_server.run(partial(work, str(folder)), kill_at=moment)
+    first = fork_server.run(partial(work, build, str(folder)), kill_at=moment)
     if first.killed:
-        assert not fork_server.run(partial(work, str(folder))).killed
-    anyio.run(check, str(folder))
+        assert not fork_server.run(partial(work, build, str(folder))).killed
+    anyio.run(check, build, str(folder))
     return first.killed
 
 
-def test_a_loop_may_be_killed(fork_server, folder):
+@pytest.mark.parametrize("build", [flow_in, cycle_in], ids=["flow", "cycle"])
+def test_a_loop_may_be_killed(fork_server, folder, build):
     """Within an effect of the second repetition."""
-    assert kill_once(fork_server, folder / "killed", ("effect", 6))
+    assert kill_once(fork_server, build, folder / "killed", ("effect", 6))
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("build", [flow_in, cycle_in], ids=["flow", "cycle"])
 @pytest.mark.parametrize("kind", ["commit", "effect"])
-def test_a_loop_may_be_killed_at_each_event(fork_server, folder, kind):
+def test_a_loop_may_be_killed_at_each_event(fork_server, folder, kind, build):
     """Before and after each commit and each effect."""
     for at in count(1):
-        if not kill_once(fork_server, folder / str(at), (kind, at)):
+        if not kill_once(fork_server, build, folder / str(at), (kind, at)):
             break
     assert at > (20 if kind == "commit" else 10)
