@@ -14,6 +14,7 @@ from agentfsm.core.errors import IncompatibleProgramError, MisuseError, StoreErr
 from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule
 from agentfsm.flow.step_results import write_step_result
+from agentfsm.flow.step_types import read_parameter_types, read_result_hint
 from agentfsm.flow.steps import (
     STEP_TIMEOUT_S,
     Condition,
@@ -126,7 +127,15 @@ def agent_step(
         options=options,
         has_fallback=fallback is not attrs.NOTHING,
     )
-    return attrs.evolve(made, calls=1 + min(agent.limits.tool_calls, _CALLS_OF_A_TURN * turns) * bool(config.registry))
+    result: Any = dict[str, Any] if is_flow else str if config.output_spec is None else Any
+    if callable(validate):
+        result = read_result_hint(validate)
+    return attrs.evolve(
+        made,
+        types=read_parameter_types(prompt, title) if callable(prompt) else (),
+        result_hint=result if fallback is attrs.NOTHING or isinstance(fallback, str) else Any,
+        calls=1 + min(agent.limits.tool_calls, _CALLS_OF_A_TURN * turns) * bool(config.registry),
+    )
 
 
 def make_child_step(

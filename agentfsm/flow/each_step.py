@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Optional
 
 import attrs
 
@@ -29,6 +29,7 @@ from agentfsm.core.validation import FUNCTION, STRING, ValueRule
 from agentfsm.flow.agent_steps import check_json, make_child_step
 from agentfsm.flow.child_flows import REPEATED_TIMEOUT_S, build_repeating_agent, check_inputs, write_inputs
 from agentfsm.flow.flow_plan import add_compensations, find_steps, has_outcome, is_failure, read_inputs, shorten_reason
+from agentfsm.flow.step_types import ParameterTypes, build_list_hint
 from agentfsm.flow.steps import Condition, Names, Step, check_options, join_names, log
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
     from agentfsm.core.run import Run
 
+# Called with types known only at run time, which a type checker cannot follow.
+_LIST: Any = list
+_OPTIONAL: Any = Optional
 # Items at once: as many as calls of a run by default.
 EACH_PARALLEL: Final = 20
 # Items of a list by default, and at most: a call of ten thousand items is still one event of the journal.
@@ -186,6 +190,8 @@ def _make_each_step(
         made,
         over=(plan.over,),
         calls=1 + plan.max_items * sum(each.calls for each in plan.steps),
+        types=plan.types,
+        result_hint=_LIST[_OPTIONAL[plan.step.result_hint]] if plan.fallback is attrs.NOTHING else list[Any],
         description=f"for each of {plan.over}" + ("" if plan.step.description == "" else f", {plan.step.description}"),
     )
 
@@ -236,6 +242,22 @@ class EachPlan(PlanMaker):
         return tuple([name for name in required if name in lists or name not in own]), tuple(
             [name for name in optional if name not in own]
         )
+
+    @property
+    def types(self) -> tuple[ParameterTypes, ...]:
+        """Type hints of the parameters of the step in the flow."""
+        lists = {self.item: self.over} | ({self.undoes.name: self.results} if self.undoes else {})
+        own = {*lists, self.step.name}
+        found: list[dict[str, Any]] = [{self.over: build_list_hint(Any)}]
+        for types in self.step.types:
+            shared = {name: hint for name, hint in types.hints.items() if name not in own}
+            # With a fallback, an item that does not fit has it.
+            taken = lists.items() if self.fallback is attrs.NOTHING else ()
+            lists_of = {name: build_list_hint(types.hints[each]) for each, name in taken if each in types.hints}
+            found.append(shared | lists_of)
+        if any(self.over in each for each in found[1:]):
+            del found[0]
+        return tuple(map(ParameterTypes, found))
 
     @property
     def steps(self) -> list[Step]:

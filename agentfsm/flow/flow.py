@@ -10,14 +10,16 @@ import attrs
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.flow.agent_steps import make_child_step
 from agentfsm.flow.child_flows import NoModel, check_inputs, write_inputs
 from agentfsm.flow.flow_plan import FlowPlan, StepStatus, find_results
+from agentfsm.flow.step_types import select_types
 from agentfsm.flow.steps import Join, Step
+from agentfsm.tools.run_context import ToolReturn
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
-    from agentfsm.core.messages import JSON
     from agentfsm.core.pending import Elicit
     from agentfsm.core.run import Run
 
@@ -40,7 +42,8 @@ class Flow(Agent[Any]):
 
     Raises:
         MisuseError: if two steps share a name, steps depend on each other in a circle or on unknown steps, a step takes
-            the result of a step that it does not depend on, or an option is invalid.
+            the result of a step that it does not depend on, the type hints of a result or an input contradict each
+            other, or an option is invalid.
     """
 
     __slots__ = ()
@@ -72,6 +75,14 @@ class Flow(Agent[Any]):
         return self._plan.inputs
 
     @property
+    def input_schema(self) -> Mapping[str, JSON]:
+        """JSON Schema of the inputs, of type "object", from the type hints of the steps that take them.
+
+        An input without a hint takes any value. `start`, `run` and `submit` refuse inputs that do not fit.
+        """
+        return self._plan.types.schema
+
+    @property
     def _plan(self) -> FlowPlan:
         assert isinstance(self.planner, FlowPlan)  # set by __init__  # noqa: S101
         return self.planner
@@ -84,7 +95,7 @@ class Flow(Agent[Any]):
             **start: As in `Agent.start`.
 
         Raises:
-            MisuseError: if an input is missing, unknown or not JSON.
+            MisuseError: if an input is missing or unknown, is not JSON, or does not fit the type hints of the steps.
         """
         return super().start(self._plan.write_inputs(prompt), **start)
 
@@ -140,14 +151,28 @@ class Flow(Agent[Any]):
             name=name or self.name,
             names=names,
             write_prompt=write_inputs(names),
-            check_arguments=check_inputs,
+            check_arguments=self._check_arguments,
             read_result=lambda _, found: found,
             order={"depends_on": depends_on, "when": when, "join": join},
             timeout_s=self.limits.seconds if timeout_s is None else timeout_s,
             compensate=compensate,
             options=options,
         )
-        return attrs.evolve(made, calls=1 + sum(each.calls for each in self.ordered_steps))
+        return attrs.evolve(
+            made,
+            calls=1 + sum(each.calls for each in self.ordered_steps),
+            types=select_types([types for _, types in self._plan.types.takers], {*names[0], *names[1]}),
+            result_hint=dict[str, Any] if self.output_type is None else Any,
+        )
+
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> ToolReturn | None:
+        """Return the result of a step of another flow whose arguments cannot be the inputs of this one."""
+        flaw = self._plan.types.find_flaw(arguments)
+        if flaw is None:
+            return check_inputs(arguments)
+        return ToolReturn(
+            outcome=Outcome.FAILED, content=f"the flow was not begun: {flaw}", error_type=ErrorType.ARGUMENTS
+        )
 
     def statuses(self, run: Run[Any]) -> dict[str, StepStatus]:
         """Return the status of each step in a run of this flow, by name."""

@@ -26,6 +26,7 @@ from agentfsm.core.plans import (
     list_steps,
     read_content,
 )
+from agentfsm.flow.step_types import InputTypes, check_results
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.queue.result_text import remove_advice
@@ -139,6 +140,9 @@ class FlowPlan(PlanMaker):
     optional_inputs: tuple[str, ...] = attrs.field(init=False)
     """Names of the inputs that have a default."""
 
+    types: InputTypes = attrs.field(init=False)
+    """The types of the inputs."""
+
     fixed = True
     maker = "flow"
     replans = 1
@@ -153,6 +157,11 @@ class FlowPlan(PlanMaker):
         self.optional_inputs = tuple(
             [name for name in optional if name not in self.numbers and name not in self.inputs]
         )
+        takers = [(each.name, types) for each in self._iter_all() for types in each.types]
+        self.types = InputTypes(self.inputs, self.optional_inputs, tuple(takers))
+        results = {each.name: each.result_hint for each in self.steps}
+        for each in self._iter_all():
+            check_results(each.name, each.types, results)
 
     def _iter_all(self) -> Iterator[Step]:
         yield from self.steps
@@ -181,7 +190,7 @@ class FlowPlan(PlanMaker):
         """Return the inputs of a run as the text of its prompt.
 
         Raises:
-            MisuseError: if an input is missing, unknown or not JSON.
+            MisuseError: if an input is missing or unknown, is not JSON, or does not fit the type hints.
         """
         if not isinstance(prompt, Mapping):
             prompt = _read_object(_read_text(as_parts(prompt)))
@@ -193,9 +202,12 @@ class FlowPlan(PlanMaker):
         if has_reserved_key(prompt):
             raise MisuseError("inputs cannot have the keys '$step' and '$text', which stand for results of steps")
         try:
-            return json.dumps(prompt, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(prompt, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise MisuseError(f"inputs are JSON values: {error}") from None
+        if (flaw := self.types.find_flaw(prompt)) is not None:
+            raise MisuseError(flaw)
+        return text
 
     def wants(self, run: Run) -> bool:  # noqa: ARG002  a flow always has its plan
         """Return True."""

@@ -20,6 +20,7 @@ from agentfsm.core.plans import JOINS
 from agentfsm.core.validation import COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule, require_choice
 from agentfsm.core.value import Value
 from agentfsm.flow.step_results import build_uncalled_result, build_unwritable_result, write_step_result
+from agentfsm.flow.step_types import ParameterTypes, read_parameter_types, read_result_hint
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, ToolDeclarations, make_tool
 
@@ -103,6 +104,12 @@ class Step(Value):
     """For a step of `each`, the name of its list: a step of that name comes before this one. For a step of `until`,
     those of the steps that it repeats. Empty for others.
     """
+
+    types: tuple[ParameterTypes, ...] = attrs.field(default=(), repr=False)
+    """Type hints of parameters, for each function that takes them, as far as they are known."""
+
+    result_hint: Any = attrs.field(default=Any, repr=False)
+    """Type hint of the result; `Any` if it is not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,7 +236,12 @@ def _make_function_step(
         **prepare_options(condition, {"concurrency_safe": True, **options}),
     )
     made.start_rule, made.parameters_hash = work.decide_start, inner.parameters_hash
-    return build_step(made, order, names, retry=retry, compensate=compensate)
+    found = build_step(made, order, names, retry=retry, compensate=compensate)
+    return attrs.evolve(
+        found,
+        types=read_parameter_types(function, inner.name),
+        result_hint=read_result_hint(function) if has_result else Any,
+    )
 
 
 def build_step(

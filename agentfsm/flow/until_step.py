@@ -25,6 +25,7 @@ from agentfsm.flow.flow_plan import (
     read_inputs,
     sort_steps,
 )
+from agentfsm.flow.step_types import check_results, select_types
 from agentfsm.flow.steps import Names, Step, check_options, join_names, log, pick, read_names
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -88,7 +89,9 @@ def until(
         )
     own = {each.name for each in given}
     cycle = sort_steps(
-        tuple([attrs.evolve(each, depends_on=[name for name in each.depends_on if name in own]) for each in given]),
+        tuple(
+            [attrs.evolve(each, depends_on=tuple([name for name in each.depends_on if name in own])) for each in given]
+        ),
         repeated=True,
     )
     needed = {name for each in cycle for name in each.depends_on}
@@ -111,6 +114,7 @@ def until(
                 f"step {each.name!r} is one of a cycle, whose steps start once those before them have succeeded or "
                 f"were skipped: leave out join={each.join!r}"
             )
+        check_results(each.name, each.types, {other.name: other.result_hint for other in cycle})
     plan = UntilPlan(cycle=cycle, title=title, done=done, times=times, accepts_last=on_limit == "accept")
     agent = build_repeating_agent(title, plan, list(cycle), times=times, parallel=len(cycle), timeout_s=timeout_s)
     before = [name for each in given for name in each.depends_on if name not in own]
@@ -131,6 +135,8 @@ def until(
         made,
         over=tuple([name for each in cycle for name in each.over if name not in own]),
         calls=1 + times * sum([each.calls for each in cycle]),
+        types=select_types([types for each in cycle for types in each.types], {*plan.names[0], *plan.names[1]}),
+        result_hint=cycle[-1].result_hint if len(last) == 1 else dict[str, Any],
         description=f"{repeated}, up to {times} times".removeprefix(", "),
     )
 

@@ -295,13 +295,16 @@ async def test_the_message_says_that_a_step_was_not_called_and_is_for_people():
     def act(number: int) -> None:
         raise OSError("It broke.")
 
-    async def stop_message(**options: object) -> str:
-        number = options.pop("number", 1)
-        return (await Flow([step(act, **options)]).run({"number": number})).stop_message
+    async def stop_message(given: object = 1, **options: object) -> str:
+        @step(read_only=True)
+        def number() -> object:
+            return given
+
+        return (await Flow([number, step(act, depends_on=[number], **options)]).run({})).stop_message
 
     uncalled = "step act failed (its function was not called, since "
     assert await stop_message(when=lambda number: {}[number]) == f"{uncalled}its condition when= raised KeyError: 1)"
-    found = await stop_message(number="x")
+    found = await stop_message("x")
     assert found.startswith(f"{uncalled}the arguments of act do not fit: - number: should be a valid integer")
     assert found.endswith('got "x")')
     assert await stop_message(read_only=True) == "step act failed (OSError: It broke)"

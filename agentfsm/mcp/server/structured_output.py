@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import attrs
 import jiter
-from pydantic import ConfigDict, TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import core_schema
-from typing_extensions import TypedDict
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart
 from agentfsm.core.value import Value
 from agentfsm.tools.queue.result_text import render_text
-from agentfsm.tools.run_context import ToolReturn
+from agentfsm.tools.result_schema import RESULT_KEY, build_result_schema
 from agentfsm.tools.schema.arguments import format_problems
 from agentfsm.tools.schema.complexity import normalise_schema
 from agentfsm.tools.schema.introspection import read_return_hint
-from agentfsm.tools.schema.signature import drop_titles
 from agentfsm.tools.schema.validator import compile_schema, find_problems
 
-# Key of a result that is not an object.
-RESULT_KEY: Final = "result"
 # Types of JSON that the text of a result tells apart. The text of a string is the string itself, without quotes.
 _STRUCTURED_TYPES: Final = frozenset({"object", "array", "integer", "number", "boolean", "null"})
-# Classes whose values are rendered as messages and not as JSON.
-_MESSAGE_CLASSES: Final = (TextPart, ImagePart, AudioPart, FilePart, ToolReturn)
 _NO_OUTPUT: Final = render_text(None)
-# Called with types known only at run time, which a type checker cannot follow.
-_TYPED_DICT: Any = TypedDict
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +76,7 @@ def build_output_schema(function: Callable[..., Any], tool: str) -> OutputSchema
     """
     hint = read_return_hint(function)
     try:
-        schema = drop_titles(_generate(hint))
+        schema = build_result_schema(hint)
     except Exception:  # noqa: BLE001  pydantic, typing and the user's own types raise any error for a hint
         return None
     definitions = schema.get("$defs", {})
@@ -105,13 +92,6 @@ def build_output_schema(function: Callable[..., Any], tool: str) -> OutputSchema
         return OutputSchema(tool=tool, schema=schema, is_wrapped=is_wrapped)
     except MisuseError:  # it is too large, or has a pattern that the validator does not take
         return None
-
-
-def _generate(hint: Any) -> dict[str, Any]:
-    """Return the schema of an object with a value of the hint under the key "result"."""
-    shape = _TYPED_DICT("Result", {RESULT_KEY: hint})
-    shape.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
-    return TypeAdapter(shape).json_schema(mode="serialization", schema_generator=_ResultSchemaGenerator)
 
 
 def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,31 +119,3 @@ def _holds_anything(schema: Mapping[str, Any]) -> bool:
     """Return whether a schema is of an array that may hold any values, images among them."""
     items = [*schema.get("prefixItems", ()), *([schema["items"]] if schema.get("items") else [])]
     return schema.get("type") == "array" and not (items and all(items))
-
-
-class _ResultSchemaGenerator(GenerateJsonSchema):
-    """Pydantic's JSON Schema generator, with attrs classes as results render them: by the names of all fields."""
-
-    _open: frozenset[type] = frozenset()
-    """Classes whose fields are being described, which ends the recursion of a class that contains itself."""
-
-    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> dict[str, Any]:
-        """Describe an attrs class; refuse any other class."""
-        cls = schema["cls"]
-        if not attrs.has(cls) or issubclass(cls, _MESSAGE_CLASSES):
-            return self.handle_invalid_for_json_schema(schema, "a class without a JSON Schema")
-        if cls in self._open:
-            return {"type": "object"}
-        before, self._open = self._open, self._open | {cls}
-        hints = get_type_hints(cls, include_extras=True)
-        names = [field.name for field in attrs.fields(cls)]
-        shape = _TYPED_DICT(cls.__name__, {name: hints.get(name, Any) for name in names})
-        shape.__pydantic_config__, shape.__doc__ = ConfigDict(arbitrary_types_allowed=True), cls.__doc__
-        described = self.generate_inner(TypeAdapter(shape).core_schema)
-        self._open = before
-        return described
-
-    def emit_warning(self, kind: str, detail: str) -> None:
-        """Refuse a union branch that cannot be expressed; a default is only omitted."""
-        if kind == "skipped-choice":
-            raise PydanticInvalidForJsonSchema(detail)

@@ -98,6 +98,9 @@ class FunctionSignature(Value):
     mutable_defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     """Defaults that each call gets a copy of, by parameter name."""
 
+    noun: str = "arguments"
+    """What the values are called in error messages."""
+
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the defaults of omitted ones."""
         args, kwargs = bound
@@ -118,14 +121,14 @@ class FunctionSignature(Value):
             ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
         """
         text = require_object(text)
-        subject = f"the arguments of {self.name} do"
+        subject = f"the {self.noun} of {self.name} do"
         try:
             values = self.validate(text)
         except ValidationError as error:
             raise ArgumentsError(_explain_refusal(error, subject, text, self.parameters)) from None
         except Exception as error:  # a validator of the user's own types may raise anything; the model can correct it
             reason = f"{type(error).__name__}: {summarise_error(error)}"
-            message = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
+            message = f"{subject} not fit ({reason}).\n{describe_parameters(self.parameters)}"
             raise ArgumentsError(message) from error
         if (self.has_booleans or "true" in text or "false" in text) and (
             flaw := _explain_confusion(subject, text, self.parameters)
@@ -171,6 +174,50 @@ def build_function_signature(
         has_booleans=_has_booleans(schema),
         defaults={p.name: p.default for p in visible if p.default is not p.empty},
         mutable_defaults=read_mutable_defaults(visible, name),
+    )
+
+
+def read_hints(function: Callable[..., Any], *, context_type: type, name: str) -> dict[str, Any]:
+    """Return the type hints of the parameters that have one, by name, with their descriptions and defaults.
+
+    Args:
+        function: As in `build_function_signature`.
+        context_type: The RunContext class: a first parameter of that type is left out.
+        name: The tool's name, for error messages.
+
+    Raises:
+        MisuseError: if a hint cannot be resolved, or a parameter is none of a tool.
+    """
+    parameters = [p for p in read_parameters(function, name) if p.annotation is not p.empty]
+    visible = parameters[1:] if find_context_parameter(parameters, context_type, name) else parameters
+    notes = read_docstring(function, {p.name for p in visible})[1]
+    keys = {p.name: _build_argument(p, notes.get(p.name), name) for p in visible}
+    return {name: get_args(key)[0] if get_origin(key) is NotRequired else key for name, key in keys.items()}
+
+
+def build_value_signature(hints: Mapping[str, Any], *, name: str, noun: str) -> FunctionSignature:
+    """Return the signature of values with these type hints, any of which may be left out.
+
+    Args:
+        hints: Type hints by name, as `read_hints` returns them.
+        name: What has the values, for error messages.
+        noun: What the values are called there.
+
+    Raises:
+        MisuseError: if a hint has no JSON Schema.
+    """
+    adapter, schema = _compile_arguments(
+        {name: NotRequired[_annotate_attrs(hint)] for name, hint in hints.items()}, name
+    )
+    return FunctionSignature(
+        name=name,
+        description="",
+        parameters=schema,
+        context_parameter=None,
+        positional_only=(),
+        validate=adapter.validator.validate_json,
+        has_booleans=_has_booleans(schema),
+        noun=noun,
     )
 
 
