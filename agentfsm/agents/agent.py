@@ -374,7 +374,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         Args:
             name: Name of the tool; by default the agent's name.
             description: Description of the tool for the caller's model: when to call it.
-            parameters: JSON Schema of the arguments; by default one string, `query`.
+            parameters: JSON Schema of the arguments; by default one string, `query`, and for a flow its inputs.
             prompt: Function that builds the agent's first message from the arguments; by default they are sent as JSON.
             turns: Maximum number of model replies, 1 or more; after that the call returns the work done so far.
             timeout_s: Maximum duration in seconds, above 0; after that the call returns the work done so far.

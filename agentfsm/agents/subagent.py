@@ -84,6 +84,8 @@ def make_agent_tool(
     config.model.prepare()  # it may block, so not in the event loop of the parent run
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s, accepts_partial=accepts_partial)
+    if parameters is None and prompt is None and config.planner is not None:
+        parameters = config.planner.input_schema
     tools = list(config.registry)
     if config.registry.sources:  # their tools are not known yet
         read_only, level, is_safe = False, Level.WRITE, False

@@ -13,6 +13,7 @@ from agentfsm.agents.subagent import make_agent_tool
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, StoreError
 from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule
+from agentfsm.flow.flow_plan import FlowPlan
 from agentfsm.flow.step_results import write_step_result
 from agentfsm.flow.step_types import read_parameter_types, read_result_hint
 from agentfsm.flow.steps import (
@@ -111,14 +112,14 @@ def agent_step(
     names = read_names(prompt) if callable(prompt) else ((), ())
     config = agent.driver.config
     read_text: Callable[[str], Any] = str if config.output_spec is None else config.output_spec.parse
-    is_flow = config.planner is not None and config.planner.fixed
-    if is_flow:
-        read_text = json.loads
+    check: Callable[[Any], object] = as_parts
+    if is_flow := isinstance(config.planner, FlowPlan):
+        read_text, check = json.loads, config.planner.write_inputs
     made = make_child_step(
         agent,
         name=title,
         names=names,
-        write_prompt=_PromptWriter(prompt, names, is_flow=is_flow).write,
+        write_prompt=_PromptWriter(prompt, names, check=check).write,
         read_result=_AnswerCheck(title, validate, fallback, read_text).read,
         order={"depends_on": depends_on, "when": when, "join": join},
         turns=turns,
@@ -239,7 +240,8 @@ class _PromptWriter:
 
     prompt: str | Callable[..., Any]
     names: Names
-    is_flow: bool
+    check: Callable[[Any], object]
+    """Raises an error for what is no prompt, or no inputs of a flow."""
 
     def write(self, arguments: Arguments) -> Any:
         """Return the prompt.
@@ -251,8 +253,7 @@ class _PromptWriter:
             return self.prompt
         try:
             prompt = self.prompt(**pick(arguments, self.names))
-            if not self.is_flow:  # that of a flow is a mapping
-                as_parts(prompt)
+            self.check(prompt)
         except Exception as error:
             raise _PromptError(f"the agent was not called, since its prompt= raised {describe_error(error)}") from error
         return prompt

@@ -80,7 +80,7 @@ class Flow(Agent[Any]):
 
         An input without a hint takes any value. `start`, `run` and `submit` refuse inputs that do not fit.
         """
-        return self._plan.types.schema
+        return self._plan.input_schema
 
     @property
     def _plan(self) -> FlowPlan:

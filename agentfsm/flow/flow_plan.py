@@ -163,6 +163,11 @@ class FlowPlan(PlanMaker):
         for each in self._iter_all():
             check_results(each.name, each.types, results)
 
+    @property
+    def input_schema(self) -> Mapping[str, JSON]:
+        """JSON Schema of the inputs."""
+        return self.types.schema
+
     def _iter_all(self) -> Iterator[Step]:
         yield from self.steps
         yield from {each.compensate.name: each.compensate for each in self.steps if each.compensate}.values()

@@ -112,7 +112,7 @@ class InputTypes:
             root: Any = types.signature.parameters
             for name in types.hints.keys() & self.kinds.keys():
                 schema = root["properties"][name]
-                text = json.dumps([{key: schema[key] for key in schema if key not in _NOTES}, root.get("$defs")])
+                text = json.dumps([_drop_notes(schema), root.get("$defs")])
                 if text in (known := self.kinds[name]):
                     continue
                 samples = _list_samples(schema, root)
@@ -139,7 +139,8 @@ class InputTypes:
         described: Any = build_value_signature(hints, name="the flow", noun="inputs").parameters
         properties: dict[str, JSON] = {}
         for name, known in self.kinds.items():
-            parts = [part for at in range(len(known)) if (part := described["properties"][f"{name} {at}"])]
+            found = [described["properties"][f"{name} {at}"] for at in range(len(known))]
+            parts = list({json.dumps(_drop_notes(part)): part for part in reversed(found) if part}.values())[::-1]
             properties[name] = parts[0] if len(parts) == 1 else {"allOf": parts} if parts else {}
         shape: dict[str, JSON] = {
             "type": "object",
@@ -163,6 +164,13 @@ class InputTypes:
                 first, *rest = str(error).partition("\nParameters:")[0].split("\n")
                 return " ".join([first, "; ".join([line.removeprefix("- ") for line in rest])]).strip()
         return None
+
+
+def _drop_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without what says nothing of the type of a value, or of the items of a list."""
+    items = schema.get("items")
+    kept = {key: schema[key] for key in schema if key not in _NOTES}
+    return {**kept, "items": _drop_notes(items)} if isinstance(items, Mapping) else kept
 
 
 def check_results(step: str, takes: Iterable[ParameterTypes], results: Mapping[str, Any]) -> None:
@@ -221,4 +229,6 @@ def _list_samples(schema: Any, root: Mapping[str, Any], levels: int = _LEVELS) -
 def _show(hint: Any) -> str:
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
+    if hint is type(None):
+        return "None"
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")

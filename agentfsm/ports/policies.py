@@ -242,6 +242,9 @@ class PlanMaker(Protocol):
     program of another kind.
     """
 
+    input_schema: Mapping[str, JSON] | None = None
+    """JSON Schema of the prompt, if it is the text of a JSON object, as that of a flow. None: it is any prompt."""
+
     frozen: bool = False
     """Whether results cannot lead to further calls: after the plan, the model is offered no tools."""
 

@@ -27,7 +27,7 @@ def build_agent_document(agent: Agent) -> dict[str, Any]:
 
 
 def build_full_agent_document(agent: Agent, *, shows_instructions: bool) -> dict[str, Any]:
-    """Return an agent with the declarations of its tools, its sub-agents, its MCP servers and its limits.
+    """Return an agent: the declarations of its tools, its sub-agents, MCP servers and limits; the inputs of a flow.
 
     Args:
         agent: The agent.
@@ -36,6 +36,7 @@ def build_full_agent_document(agent: Agent, *, shows_instructions: bool) -> dict
     inner = [(tool.name, found) for tool in agent.tools if (found := find_inner_agent(tool)) is not None]
     return build_agent_document(agent) | {
         "instructions": agent.instructions if shows_instructions and isinstance(agent.instructions, str) else None,
+        "input_schema": None if agent.planner is None else agent.planner.input_schema,
         "tools": [
             {
                 "name": tool.name,

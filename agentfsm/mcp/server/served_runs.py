@@ -7,6 +7,7 @@ nothing, and the next server continues the runs of a crashed one.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -254,6 +255,10 @@ class ServedRuns:
     def build_tools(self) -> tuple[ToolRegistry, dict[str, Mapping[str, JSON]]]:
         """Return the tools for the runs, and their output schemas by name."""
         about = f" {self.description}" if self.description else ""
+        planner = self.agent.driver.config.planner
+        if planner is not None and planner.input_schema is not None:
+            shape = json.dumps(planner.input_schema, ensure_ascii=False)
+            about += f"\n\nThe prompt is the text of a JSON object of this JSON Schema: {shape}"
         long_s = MAX_WAIT_S + 30.0
         made = [
             self._build_tool(self.start, description=about, timeout_s=long_s),

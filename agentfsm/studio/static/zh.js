@@ -69,7 +69,7 @@ export const ZH = {
   // Agents, sessions, workers.
   "No agent is served": "没有加载智能体", "The studio was opened on a store. `agentfsm studio module:agent` shows an agent, and executes its runs.": "工作台只打开了存储。`agentfsm studio module:agent` 会显示智能体并执行其运行。",
   "Model": "模型", "Tools": "工具", "Tool": "工具", "Description": "描述", "Declarations": "声明", "Parameters": "参数", "schema": "结构", "its runs": "它的运行", "No tools": "没有工具", "This agent only talks.": "此智能体只对话。",
-  "Findings": "检查结果", "warning": "警告", "hint": "建议", "Sub-agents": "子智能体", "MCP servers": "MCP 服务器", "Limits": "限制", "Instructions": "指令",
+  "Findings": "检查结果", "warning": "警告", "hint": "建议", "Sub-agents": "子智能体", "MCP servers": "MCP 服务器", "Limits": "限制", "Instructions": "指令", "Inputs": "输入",
   "Server": "服务器", "Trust": "信任", "trusted": "可信", "not trusted": "不可信", "Pins": "固定", "{n} tools pinned": "已固定 {n} 个工具", "no pins": "未固定", "Error": "错误",
   "No sessions": "没有会话", "Runs with one session continue each other's conversation.": "同一会话的运行会接续对话。",
   "only the newest runs: the totals of the store are not complete": "仅统计最新的运行：存储的总计尚未完成", "{n} runs changed since they were counted": "{n} 个运行在统计之后又有变化", "runs from before {at} were removed; their costs are in the totals only": "{at} 之前的运行已被删除，其费用仅保留在总计中", "the newest ones": "最新的", "{n} tokens of input were read anew that the provider had had in its prompt cache": "{n} 个输入词元本在服务商的提示缓存中，却被重新读取", "Newest run": "最新运行",

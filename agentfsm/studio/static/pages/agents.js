@@ -48,6 +48,7 @@ async function drawAgent(main, name) {
       h("li", {}, h("code", {}, each.tool), " → ", h("strong", {}, each.name), h("span", { class: "soft" }, ` ${each.model}`))))),
     agent.mcp_servers.length > 0 && card(t("MCP servers"), drawServers(agent.mcp_servers)),
     card(t("Limits"), facts(Object.entries(agent.limits).map(([name, value]) => [name, typeof value === "number" ? count(value) : value]), "facts grid")),
+    agent.input_schema && card(t("Inputs"), h("pre", {}, json(agent.input_schema))),
     agent.instructions && card(t("Instructions"), h("pre", {}, agent.instructions)),
     card(t("Machine"), drawMachine(machine.table)));
 }
