@@ -94,7 +94,7 @@ def until(
         ),
         repeated=True,
     )
-    needed = {name for each in cycle for name in each.depends_on}
+    size, needed = len(cycle), {name for each in cycle for name in each.depends_on}
     last = [each.name for each in cycle if each.name not in needed]
     if name is None and len(last) > 1:
         raise MisuseError(f"until([...]) has several last steps ({', '.join(last)}): give name=, that of their result")
@@ -106,17 +106,17 @@ def until(
     if inspect.iscoroutinefunction(done):
         raise MisuseError(f"step {title!r}: done= is a plain function, since it only compares values")
     for each in cycle:
-        if each.compensate is not None or (each.when is not None and len(cycle) == 1):
+        if each.compensate is not None or (each.when is not None and size == 1):
             option = "compensate" if each.compensate is not None else "when"
             raise MisuseError(f"step {each.name!r} is repeated: give {option}= to until(...) instead")
-        if each.join != JOINS[0] and len(cycle) > 1:
+        if each.join != JOINS[0] and size > 1:
             raise MisuseError(
                 f"step {each.name!r} is one of a cycle, whose steps start once those before them have succeeded or "
                 f"were skipped: leave out join={each.join!r}"
             )
         check_results(each.name, each.types, {other.name: other.result_hint for other in cycle})
     plan = UntilPlan(cycle=cycle, title=title, done=done, times=times, accepts_last=on_limit == "accept")
-    agent = build_repeating_agent(title, plan, list(cycle), times=times, parallel=len(cycle), timeout_s=timeout_s)
+    agent = build_repeating_agent(title, plan, list(cycle), times=times, parallel=size, timeout_s=timeout_s)
     before = [name for each in given for name in each.depends_on if name not in own]
     made = make_child_step(
         agent,
@@ -130,7 +130,7 @@ def until(
         compensate=compensate,
         options=options,
     )
-    repeated = cycle[0].description if len(cycle) == 1 else ", ".join([each.name for each in cycle])
+    repeated = cycle[0].description if size == 1 else ", ".join([each.name for each in cycle])
     return attrs.evolve(
         made,
         over=tuple([name for each in cycle for name in each.over if name not in own]),

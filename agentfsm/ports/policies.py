@@ -242,11 +242,13 @@ class PlanMaker(Protocol):
     program of another kind.
     """
 
-    input_schema: Mapping[str, JSON] | None = None
-    """JSON Schema of the prompt, if it is the text of a JSON object, as that of a flow. None: it is any prompt."""
-
     frozen: bool = False
     """Whether results cannot lead to further calls: after the plan, the model is offered no tools."""
+
+    @property
+    def input_schema(self) -> Mapping[str, JSON] | None:
+        """JSON Schema of the prompt, if it is the text of a JSON object, as that of a flow. None: it is any prompt."""
+        return None
 
     def wants(self, run: Run) -> bool:
         """Return whether to make a plan for the newest input."""
