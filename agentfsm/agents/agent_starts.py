@@ -35,6 +35,7 @@ from agentfsm.journal import load as journals
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
+from agentfsm.tools.front_end import FRONT_END, describe_page, read_front_end
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
@@ -211,11 +212,20 @@ class AgentStarts(AgentFields[A_co]):
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
+        if (found := read_front_end(header.metadata)) is not None:
+            self.driver.config.check_free(tool.name for tool in found[0])
+        # Nobody knows what a page makes the things of that it shows.
+        shown = (
+            [LabelSource(label=Label.UNTRUSTED, run_id=header.id, name="page")]
+            if found is not None and describe_page(found[1])
+            else []
+        )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
         # A task that a call has left behind is outside of the call, and has what that had read.
         passed = list_passed_labels() if parent is None and call is None else ()
-        if labels or passed or inherited_labels or header.history:
+        if labels or passed or inherited_labels or header.history or shown:
             sources = _list_label_sources(header, join_labels(as_labels(labels), passed), inherited_labels)
+            sources += () if any(each.label is Label.UNTRUSTED for each in sources) else tuple(shown)
             header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 
@@ -232,9 +242,10 @@ class AgentStarts(AgentFields[A_co]):
             target=self.target,
             **more,
         )
-        if config.resolve_instructions is None:
+        if config.resolve_instructions is not None:
+            header = config.resolve_instructions(header)
+        elif FRONT_END not in header.metadata:
             return header
-        header = config.resolve_instructions(header)
         return attrs.evolve(header, fingerprint=config.for_run(header).fingerprint)
 
     async def submit(
@@ -349,7 +360,8 @@ class AgentStarts(AgentFields[A_co]):
             given = _list_label_sources(attrs.evolve(header, history=()), passed, {})
             header = attrs.evolve(header, labels=(*others, *given))
         header = (await self.driver.record_instructions(begin_run(header, before), deps)).header
-        events = build_fork_events(header, before, prefix, edit or {}, self.tools)
+        tools = self.driver.config.for_run(header).registry
+        events = build_fork_events(header, before, prefix, edit or {}, tools)
         if find_counted_tools(self.driver.config):
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))
             own = whole.counted

@@ -36,6 +36,7 @@ from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.unattended import cancel_child_run
 from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
+from agentfsm.tools.front_end import FRONT_END
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
@@ -319,7 +320,9 @@ class _SubagentCall:
             id=child_run_id(ctx.run_id, ctx.call_id) if parent is not None else None,
             user=ctx.user,
             roles=ctx.roles,
-            metadata=ctx.metadata,
+            metadata={
+                name: each for name, each in ctx.metadata.items() if name != FRONT_END
+            },  # whose tools are not its own
             parent=None if parent is None else parent.run,
         )
         if parent is None:

@@ -105,6 +105,7 @@ def serve(
     allow_headers: Iterable[str] = (),
     root_path: str = "",
     deltas: str | None = None,
+    front_end_tools: bool = True,
     continuation: Continuation | None = None,
 ) -> GatewayApp:
     """Return an ASGI app that serves agents over HTTP, for a web server or to mount in an application.
@@ -133,6 +134,9 @@ def serve(
             that mounts the app, whose path is known.
         deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
             streams. None: a stream has the text of runs that this process executes.
+        front_end_tools: Whether clients may give their runs tools that they carry out themselves (AG-UI). Default True:
+            such a call has no effect on the server, its arguments go to the caller, who may read the run anyway, and
+            its result is untrusted.
         continuation: Continues one run when a person asks for it, on a server over a store without agents. None: not
             by this server.
 
@@ -163,6 +167,7 @@ def serve(
         background=background,
         admission=Admission(runs=runs, user_limits=limits, tenant_limits=tenant_limits, max_queue=max_queue),
         four_eyes=four_eyes,
+        front_end_tools=front_end_tools,
         continuation=continuation,
         hub=DeltaHub(None if deltas is None else DeltaRelay(deltas)),
     )

@@ -39,6 +39,7 @@ from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.journal_feeds import JournalFeeds
 from agentfsm.serve.metrics import RequestCounts, RunCounts
 from agentfsm.telemetry.totals import Totals
+from agentfsm.tools.front_end import read_front_end
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -86,6 +87,9 @@ class Gateway:
 
     four_eyes: bool = False
     """Whether no user may approve or settle a call that it has shaped, and an edit needs a second approver."""
+
+    front_end_tools: bool = True
+    """Whether clients may give their runs tools that they carry out themselves."""
 
     continuation: Continuation | None = None
     """Continues a run on request, on a server without agents. None: not by this server."""
@@ -298,11 +302,14 @@ class Gateway:
         Raises:
             MisuseError: when there is no such agent, the key is empty, too long or not printable, or the prompt or
                 history is not admitted.
+            ForbiddenError: when the metadata have tools of the client, and the server takes none.
             ConflictError: when the key is that of another run of the caller, or the session has a run that is not over.
             LimitExceededError: when the caller has used its tokens, or has too many runs.
             OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
+        if not self.front_end_tools and (found := read_front_end(metadata)) is not None and found[0]:
+            raise ForbiddenError("this server takes no tools of its clients: leave out `tools`")
         prompt = admit(prompt, caller.user)
         messages = [_distrust(each) for each in admit_messages(messages, caller.user)]
         run_id, known = new_id(), None

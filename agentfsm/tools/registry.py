@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, Protocol, TypeGuard, cast
 
 import anyio
@@ -277,6 +278,19 @@ class ToolRegistry:
             if globs is None or any(matches_tool(glob, tool.name) for glob in globs):
                 part.add_hosted(tool)
         return part
+
+    def extended(self, tools: Iterable[Tool[..., Any]]) -> ToolRegistry:
+        """Return a new registry that has further tools as well: the same others, limits and sources.
+
+        Raises:
+            DuplicateToolError: if a name is taken.
+        """
+        whole = copy(self)
+        for name in ("_tools", "_limiters", "_source_tools"):
+            setattr(whole, name, dict(getattr(self, name)))
+        for each in tools:
+            whole.register(each)
+        return whole
 
     def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
         """Return the limiters of a tool: its own first, then those of its tags, the oldest first.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
@@ -27,6 +27,8 @@ from agentfsm.ports.model import Model, TokenCounter, ToolDefinition
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.billing import BilledExcess, find_billed_excess
+from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT
+from agentfsm.tools.front_end import describe_page, read_front_end
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import Tool
@@ -153,15 +155,28 @@ class EngineConfig(Value):
     """Names of models already logged as having no price."""
 
     def for_run(self, header: Header) -> EngineConfig:
-        """Return the configuration with the instructions that the run recorded at its start, and those of guards."""
+        """Return the configuration of a run.
+
+        It has the instructions that the run recorded at its start, those of guards, and the tools of the run's front
+        end with what that shows. A tool of the agent with the name of one of these, which it got later, is kept.
+        """
         if self.guards and (added := collect_instructions(self.guards, header)) != self.guard_instructions:
             return attrs.evolve(self, guard_instructions=added).for_run(header)
         if header.instructions is None and self.resolve_instructions is not None:  # started by another version
             header = self.resolve_instructions(header)
-        if header.instructions is None:
-            return self
-        instructions = join_instructions(header.instructions, self.output_spec)
-        return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
+        config = self
+        if header.instructions is not None:
+            instructions = join_instructions(header.instructions, self.output_spec)
+            config = attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
+        if (found := read_front_end(header.metadata)) is None:
+            return config
+        tools, page = found
+        missing = [tool for tool in tools if tool.name not in config.registry]
+        registry = config.registry.extended(missing) if missing else config.registry
+        shown = describe_page(page)
+        if config.instructions.endswith(shown):  # it is the configuration of the run already
+            return attrs.evolve(config, registry=registry) if missing else config
+        return attrs.evolve(config, registry=registry, instructions=f"{config.instructions}\n\n{shown}".strip())
 
     @property
     def can_hide_tools(self) -> bool:
@@ -217,6 +232,19 @@ class EngineConfig(Value):
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
         return self.registry.get(name) or self.engine_tools.get(name)
+
+    def check_free(self, names: Iterable[str]) -> None:
+        """Check that no tool of the agent has one of the names that a front end gives its tools.
+
+        Raises:
+            MisuseError: if one has.
+        """
+        own = {*self.registry.names, *self.engine_tools, *[tool.name for tool in self.registry.hosted]}
+        own |= {READ_RESULT, FIND_TOOLS}
+        if self.output_spec is not None and self.output_spec.tool is not None:
+            own.add(self.output_spec.tool.name)
+        if taken := own.intersection(names):
+            raise MisuseError(f"the agent has a tool {min(taken)!r} of its own: rename the one of the front end")
 
     def resolve_settings(self, run: Run) -> Settings:
         """Return the model settings for the run's next turn."""

@@ -11,25 +11,39 @@ from pydantic import ConfigDict, Field
 
 from agentfsm.agents.admission import admit_answer
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
-from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
+from agentfsm.core.inbox import InputKind
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart, ToolResult
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.run_ids import build_said_key
+from agentfsm.core.run_ids import build_key_id, build_said_key
 from agentfsm.core.value import Value
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
-from agentfsm.serve.dialects.conversations import knows_message, say
+from agentfsm.serve.dialects.conversations import (
+    FrontEndResult,
+    Turn,
+    collect_versions,
+    find_latest_run,
+    give_results,
+    knows_message,
+    list_front_end_calls,
+    say,
+)
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import Versions, parse_position
 from agentfsm.serve.queries import read_traceparent
 from agentfsm.serve.run_control import answer_call, reject_call, send_text
+from agentfsm.tools.front_end import FRONT_END, Page, describe_change, read_front_end, read_page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from agentfsm.core.header import Header
     from agentfsm.core.pending import Pending
+    from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import RunEventStream
     from agentfsm.serve.gateway import Gateway
@@ -57,7 +71,7 @@ class ResumeBody(_DialectBody):
 
 
 class RunAgentBody(_DialectBody):
-    """`RunAgentInput` of AG-UI. `state`, `tools`, `context` and `forwardedProps` have no effect."""
+    """`RunAgentInput` of AG-UI."""
 
     threadId: _Id  # noqa: N815  the protocol's name
     """Id of the conversation: the caller's session of this name."""
@@ -68,7 +82,21 @@ class RunAgentBody(_DialectBody):
     """
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
-    """The conversation. Only the last message is read, if it is the user's: the store has the others."""
+    """The conversation. Of these, the last message is read, if it is the user's, and the results of tools after the
+    last reply: the store has the others.
+    """
+
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    """Tools that the client carries out, for a run that this request starts."""
+
+    state: Any = None
+    """State that the client shares with the run, a JSON object. Empty: that of the conversation."""
+
+    context: list[dict[str, Any]] = Field(default_factory=list)
+    """What the client shows the model, each with a description and a value."""
+
+    forwardedProps: Any = None  # noqa: N815  the protocol's name
+    """Stored as metadata of a run that this request starts."""
 
     resume: list[ResumeBody] | None = None
     """Answers to interrupts."""
@@ -78,22 +106,32 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     """Start or continue a run of a conversation, and stream it as AG-UI events until it is over or waits."""
     agent = gateway.find_agent(request.path_params["agent"]).name
     encoder = AGUIEncoder(thread_id=body.threadId, run_id=body.runId)
+    results, prompt = _read_results(body.messages), _read_prompt(body.messages)
     if body.resume:
         run_id, versions = await _resume(gateway, caller, agent, body.resume)
+        await give_results(gateway, caller, list_front_end_calls(await gateway.runs.load(run_id)), results)
         return await gateway.open_stream(run_id, versions, encoder)
-    prompt = _read_prompt(body.messages)
-    if prompt is None:  # the client connects to a run
+    if prompt is None and not results:  # the client connects to a run
         header = await _open_named_run(gateway, caller, body.runId)
         return await gateway.open_stream(header.id, {}, encoder)
-    turn = await say(
-        gateway,
-        caller,
-        prompt,
-        agent=agent,
-        session=body.threadId,
-        key=body.runId,
-        traceparent=read_traceparent(request),
-    )
+    latest = await find_latest_run(gateway, caller, body.threadId)
+    metadata = _read_metadata(caller, body, latest)
+    if latest is not None and not latest.is_over and (await gateway.find_keyed_run(caller, body.runId))[1] is None:
+        await _report_page(gateway, caller, latest, metadata, body.runId)
+    if prompt is None:
+        turn = await _continue(gateway, caller, latest, results)
+    else:
+        turn = await say(
+            gateway,
+            caller,
+            prompt,
+            agent=agent,
+            session=body.threadId,
+            key=body.runId,
+            metadata=metadata,
+            results=results,
+            traceparent=read_traceparent(request),
+        )
     return await gateway.open_stream(turn.run_id, turn.versions, encoder)
 
 
@@ -148,6 +186,76 @@ def _read_part(part: dict[str, Any]) -> Part:
         url = f"data:{source.get('mimeType', '')};base64,{source['value']}"
         return makers[kind](url=url)  # type: ignore[no-any-return]
     raise MisuseError(f"a source of the type {str(source.get('type'))[:40]!r} cannot be read: send data or a URL")
+
+
+# Tools of the client, and what it shares.
+
+
+def _read_results(messages: list[dict[str, Any]]) -> dict[str, FrontEndResult]:
+    """Return the results of tools after the last reply, by the ids of their calls.
+
+    Raises:
+        MisuseError: when one is not a text.
+    """
+    results: dict[str, FrontEndResult] = {}
+    for each in reversed(messages):
+        if each.get("role") == "assistant":
+            break
+        if each.get("role") != "tool":
+            continue
+        content, error = each.get("content"), each.get("error")
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(each.get("toolCallId"), str) or not isinstance(content, str):
+            raise MisuseError("the result of a tool must have the `toolCallId` of its call and a text as `content`")
+        text = error if isinstance(error, str) and error else content
+        results.setdefault(each["toolCallId"], FrontEndResult(content=text, failed=bool(error)))
+    return results
+
+
+async def _continue(gateway: Gateway, caller: Caller, run: Run | None, results: Mapping[str, FrontEndResult]) -> Turn:
+    """Give the newest run of a conversation the results of the client's tools. The same ones have no further effect.
+
+    Raises:
+        ConflictError: when the run does not wait for one of them, or it has another one.
+    """
+    asked = () if run is None else list_front_end_calls(run)
+    open_ids = {each.call_id for each in asked}
+    known = {} if run is None else {each.call_id: each.content for each in run.messages if isinstance(each, ToolResult)}
+    known |= {} if run is None else {each.call.id: each.result.content for each in run.open if each.result is not None}
+    for call_id, given in results.items():
+        if call_id in open_ids or known.get(call_id) == admit_answer(given.content, caller.user):
+            continue
+        why = "it has another result already" if call_id in known else "no run of it waits for a tool of the page there"
+        raise ConflictError(f"the result of {call_id[:80]!r} was refused in this conversation: {why}")
+    assert run is not None  # noqa: S101  there is a result, and it is known
+    versions = await collect_versions(gateway.runs, run.id, run.version) if open_ids.intersection(results) else {}
+    await give_results(gateway, caller, asked, results)
+    return Turn(run_id=run.id, versions=versions)
+
+
+def _read_metadata(caller: Caller, body: RunAgentBody, latest: Run | None) -> dict[str, Any]:
+    """Return the metadata of a run that a request starts: what its client gives it.
+
+    Raises:
+        MisuseError: when it is not valid.
+    """
+    state = body.state or None
+    if state is None and latest is not None and (kept := read_page(latest).state):  # a page that was loaded again
+        state = dict(kept)
+    given = {"tools": body.tools, "state": state, "context": body.context}
+    metadata = {FRONT_END: admit_answer({name: each for name, each in given.items() if each}, caller.user)}
+    read_front_end(metadata)
+    forwarded = {"forwardedProps": admit_answer(body.forwardedProps, caller.user)} if body.forwardedProps else {}
+    return forwarded | (metadata if metadata[FRONT_END] else {})
+
+
+async def _report_page(gateway: Gateway, caller: Caller, run: Run, metadata: Mapping[str, Any], key: str) -> None:
+    """Send an open run what has changed in the page since the run began, once for each key."""
+    found = read_front_end(metadata)
+    if changes := read_page(run).changes_to(Page() if found is None else found[1]):
+        said = build_key_id(f"{key}.page", tenant=caller.tenant, user=caller.user)
+        await send_text(gateway, caller, run.id, describe_change(changes), key=said, kind=InputKind.EVENT)
 
 
 # Answers to interrupts.

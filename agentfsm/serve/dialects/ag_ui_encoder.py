@@ -32,10 +32,12 @@ from agentfsm.core.messages import (
     read_inline_data,
 )
 from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.serve.dialects.conversations import list_front_end_calls
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
 from agentfsm.serve.event_stream import Ending
 from agentfsm.serve.journal_feeds import to_json
 from agentfsm.streaming.stream import TextDelta
+from agentfsm.tools.front_end import UPDATE_STATE, Page, read_page
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -100,6 +102,9 @@ class AGUIEncoder:
     """Usage of the run before the stream."""
 
     _views: dict[str, _RunView] = attrs.field(factory=dict, init=False)
+    _page: Page = attrs.field(factory=Page, init=False)
+    """What the client shares with the run, as it was sent."""
+
     _step: str = attrs.field(default="", init=False)
     """State of the run, whose step is open; empty before the first event."""
 
@@ -114,7 +119,11 @@ class AGUIEncoder:
             "runId": self.run_id,
             "protocolVersion": PROTOCOL_VERSION,
         }
-        return self._frame([started, self._snapshot()])
+        events = [started, self._snapshot()]
+        self._page = read_page(run)
+        if self._page.state is not None:
+            events.append({"type": "STATE_SNAPSHOT", "snapshot": dict(self._page.state)})
+        return self._frame(events)
 
     def encode_event(self, item: JournalEvent, run: Run | None, position: str) -> str:
         """Write the events that follow from an event of a journal."""
@@ -126,6 +135,10 @@ class AGUIEncoder:
         else:
             view = self._open_sub_agent(run, events)
         events += self._translate(view, item.event, run)
+        if run.id == self.root.id and _may_change_page(item.event):
+            before, self._page = self._page, read_page(run)
+            if patch := _diff_states(before, self._page):
+                events.append({"type": "STATE_DELTA", "delta": patch})
         if run.id == self.root.id and run.state != self._step:
             if self._step:
                 events.append({"type": "STEP_FINISHED", "stepName": self._step})
@@ -159,7 +172,8 @@ class AGUIEncoder:
     def encode_end(self, run: Run | None, position: str) -> str:
         """Write how the run ended, or what it waits for."""
         assert run is not None  # noqa: S101  `folds` is set
-        interrupts = [_build_interrupt(self, item, position) for item in run.pending]
+        asked = list_front_end_calls(run)  # which the client carries out, so that nobody has to be asked
+        interrupts = [_build_interrupt(self, item, position) for item in run.pending if item not in asked]
         events: list[Event] = list(self._close_everything(interrupts))
         assert self._before is not None  # noqa: S101  the stream has begun
         tokens_in = run.usage.input_tokens - self._before.input_tokens
@@ -176,6 +190,8 @@ class AGUIEncoder:
         elif run.stop_reason is not None:
             error = {"type": "RUN_ERROR", "message": run.stop_message or str(run.stop_reason)}
             events.append(error | {"code": str(run.stop_reason)} | usage)
+        elif asked and not interrupts:
+            events.append(finished | {"outcome": {"type": "success"}})
         else:
             events.append(finished | {"outcome": {"type": "interrupt", "interrupts": interrupts}})
         return self._frame(events, position)
@@ -226,9 +242,7 @@ class AGUIEncoder:
             yield from _write_thinking(view, message.thinking, f"{message_id}.thinking")
         if rest:
             yield from _write_text(view, rest, view.text_id or message_id)
-        parent = view.text_id or (message_id if message.calls else "")
-        if message.calls and not view.text_id and not message.text:
-            parent = ""
+        parent = view.text_id or message_id
         yield from _close_texts(view)
         yield from _write_calls(view, message.calls, parent)
         if rest is None:
@@ -331,6 +345,25 @@ def _write_result(view: _RunView, result: ToolResult) -> Iterator[Event]:
         "role": "tool",
         **view.tag,
     }
+
+
+def _may_change_page(event: e.Event) -> bool:
+    """Return whether a run may share another state with its client after an event."""
+    if isinstance(event, e.ToolFinished):
+        return event.result.tool == UPDATE_STATE
+    return isinstance(event, e.Observed) and bool(event.inputs)
+
+
+def _diff_states(before: Page, after: Page) -> list[Event]:
+    """Return the JSON Patch (RFC 6902) that makes the state of one page that of the other, field by field."""
+    changes = before.changes_to(after)
+    patch = [{"op": "remove", "path": _point_to(name)} for name in changes.get("removed", ())]
+    added = changes.get("state", {}).items()
+    return [*patch, *[{"op": "add", "path": _point_to(name), "value": value} for name, value in added]]
+
+
+def _point_to(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 # Messages.

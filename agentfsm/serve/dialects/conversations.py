@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -14,8 +14,11 @@ from agentfsm.core.run_ids import build_key_id, build_said_key
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter
 from agentfsm.serve.run_control import answer_call, send_text
+from agentfsm.tools.front_end import read_front_end
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from agentfsm.agents.runs import Prompt, Runs
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
@@ -50,6 +53,7 @@ async def say(
     metadata: dict[str, Any] | None = None,
     request_hash: str = "",
     answer: str | None = None,
+    results: Mapping[str, FrontEndResult] | None = None,
     traceparent: str = "",
 ) -> Turn:
     """Say something in a conversation: start a run that continues it, or send input to its run that is not over.
@@ -67,6 +71,8 @@ async def say(
         metadata: Data that is stored with a new run.
         request_hash: Hash of the request, by which `was_said` finds a message without a key; empty for none.
         answer: The message as the answer to a question, if the open run waits for one. None: no message answers.
+        results: Results of the client's tools that came with the message, by the ids of their calls. A call without one
+            fails: the client has gone on. None: the message does not end calls.
         traceparent: Span of the caller, for a new run; empty for none.
 
     Raises:
@@ -110,11 +116,51 @@ async def say(
         await gateway.runs.store.post(run.id, f"answer:{message_key}", Wake(run_id=run.id))
         await answer_call(gateway, caller, item.run_id, item.call_id, answer, digest=item.digest)
         return Turn(run_id=run.id, versions=versions)
-    if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT]:
+    asked = () if results is None else list_front_end_calls(run)
+    if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT and item not in asked]:
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
+    await give_results(gateway, caller, asked, {each.call_id: _LEFT_ALONE for each in asked} | dict(results or {}))
     await send_text(gateway, caller, run.id, prompt, key=message_key)
     return Turn(run_id=run.id, versions=versions)
+
+
+@attrs.frozen(kw_only=True)
+class FrontEndResult(Value):
+    """Result of a tool that the client has carried out."""
+
+    content: str
+    """The result, or the error."""
+
+    failed: bool = False
+    """Whether it is an error."""
+
+
+_LEFT_ALONE: Final = FrontEndResult(
+    content="no result came from the page, and the user has gone on; it may have been carried out or not", failed=True
+)
+
+
+def list_front_end_calls(run: Run) -> tuple[Pending, ...]:
+    """Return the calls of tools of the client that a run waits for."""
+    found = read_front_end(run.header.metadata)
+    names = frozenset[str]() if found is None else {tool.name for tool in found[0]}
+    return tuple([each for each in run.pending if each.run_id == run.id and each.tool in names])
+
+
+async def give_results(
+    gateway: Gateway, caller: Caller, asked: Iterable[Pending], results: Mapping[str, FrontEndResult]
+) -> None:
+    """Answer the calls that have a result, as the caller.
+
+    Raises:
+        ConflictError: when one was answered already, or its time is up.
+    """
+    for item in asked:
+        if (given := results.get(item.call_id)) is not None:
+            await answer_call(
+                gateway, caller, item.run_id, item.call_id, given.content, digest=item.digest, failed=given.failed
+            )
 
 
 def _find_question(run: Run) -> Pending | None:
