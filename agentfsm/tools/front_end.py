@@ -170,7 +170,7 @@ def _follow(page: Page, message: Message, calls: dict[str, Mapping[str, Any]]) -
     if isinstance(message, AssistantMessage):
         calls |= {call.id: parse_arguments(call) for call in message.calls if call.name == UPDATE_STATE}
     elif isinstance(message, ToolResult) and message.tool == UPDATE_STATE and message.outcome is Outcome.DONE:
-        changes = calls[message.call_id].get("changes")  # an agent's own tool of this name may have others
+        changes = calls.get(message.call_id, {}).get("changes")  # an agent's own tool of this name may have others
         return page.changed({"state": changes}) if isinstance(changes, Mapping) else page
     elif isinstance(message, SystemMessage):
         for line in message.text.splitlines():
