@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import Agent, MisuseError, tool
+from agentfsm import Agent, MisuseError, ToolResult, tool
 from agentfsm.core.labels import Label
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.stores import MemoryStore
@@ -91,6 +91,10 @@ async def newest(agent):
     return await agent.load(row.id)
 
 
+def results(run):
+    return [(each.tool, each.content) for each in run.messages if isinstance(each, ToolResult)]
+
+
 async def test_copilotkit_carries_out_a_tool(page):
     """Its handler gets the arguments, and the run goes on with its result, once, in one run of the store."""
     agent = shop(say("", call("paint", color="red"), call("paint", color="blue")), say("painted"))
@@ -104,17 +108,16 @@ async def test_copilotkit_carries_out_a_tool(page):
         assert texts[-1] == ("assistant", "painted")
         [row] = (await server.get("/v1/runs")).json()["runs"]
         run = await agent.load(row["id"])
-        assert [(each.tool, each.content) for each in run.calls if each.tool == "paint"] == [
-            ("paint", "ok"),
-            ("paint", '{"painted":true}'),
-        ]
+        assert results(run) == [("paint", "ok"), ("paint", '{"painted":true}')]
         assert run.labels[Label.UNTRUSTED].call_id == "t1.0"
 
 
 async def test_copilotkit_shares_a_state(page):
     """The model reads the page's state and context, its changes arrive as deltas, and those of the page reach it."""
     agent = shop(
-        say("", call("update_state", changes={"count": 2, "a/b": {"x": 1}}), call("paint", color="red")), say("done")
+        say("", call("update_state", changes={"count": 2, "a/b": {"x": 1}}), call("paint", color="red")),
+        say("done"),
+        say("hello"),
     )
     tools = {"paint": {"parameters": PAINT["parameters"], "results": ["ok"], "state": {"color": "red"}}}
     async with serving(agent) as server:
@@ -145,8 +148,8 @@ async def test_copilotkit_sees_errors(page):
         seen = await page(server, "paint", "what happened?", tools=tools)
         assert seen["errors"] == ["tool_handler_failed: no canvas"]
         assert seen["messages"][-1]["content"] == "never mind"
-        assert (await newest(agent)).calls[0].content == "Error: no canvas"
-    taken = shop(say("hi"), tools=[tool(name="paint")(lambda color: color)])
+        assert results(await newest(agent)) == [("paint", "Error: no canvas")]
+    taken = shop(say("hi"), tools=[tool(name="paint")(lambda: "painted")])
     async with serving(taken) as server:
         seen = await page(server, "paint", tools=tools)
         assert any("400" in error for error in seen["errors"]), seen["errors"]
@@ -179,7 +182,7 @@ async def test_another_worker_goes_on():
         events = await send(server, gave("it failed", error="no canvas"), run="r2")
         assert find(events, "TOOL_CALL_START")[0]["toolCallId"] == "t2.0"
         assert [tool.name for tool in model.requests[1].tools] == ["paint"]
-        assert (await load(second)).calls[0].content == "no canvas"
+        assert results(await load(second)) == [("paint", "no canvas")]
         fork = await second.fork((await load(second)).id)
         assert [each.tool for each in fork.pending] == ["paint"]
 
