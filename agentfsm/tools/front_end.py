@@ -51,13 +51,13 @@ class Page(Value):
     state: Mapping[str, Any] | None = None
     """The shared state, a JSON object; None if there is none."""
 
-    context: tuple[Any, ...] = ()
-    """Values that the front end shows the model, each with a description."""
+    context: tuple[Any, ...] | None = None
+    """Values that the front end shows the model, each with a description; None if it says nothing of them."""
 
     def changes_to(self, later: Page) -> dict[str, Any]:
         """Return what differs in a later page, as JSON: fields of the state that are set or removed, and the context.
 
-        A later page without a state leaves it as it is.
+        A later page without a state or a context leaves it as it is.
         """
         changes: dict[str, Any] = {}
         if later.state is not None:
@@ -65,7 +65,7 @@ class Page(Value):
             missing = object()
             changes["state"] = {name: each for name, each in later.state.items() if old.get(name, missing) != each}
             changes["removed"] = [name for name in old if name not in later.state]
-        if later.context != self.context:
+        if later.context is not None and later.context != (self.context or ()):
             changes["context"] = list(later.context)
         return {name: each for name, each in changes.items() if each or name == "context"}
 
@@ -76,7 +76,8 @@ class Page(Value):
             removed = changes.get("removed", ())
             merged = {**(state or {}), **changes.get("state", {})}
             state = {name: each for name, each in merged.items() if name not in removed}
-        return Page(state=state, context=tuple(changes.get("context", self.context)))
+        context = changes.get("context")
+        return Page(state=state, context=self.context if context is None else tuple(context))
 
 
 def read_front_end(metadata: Mapping[str, Any]) -> tuple[tuple[Tool[..., Any], ...], Page] | None:
@@ -90,10 +91,10 @@ def read_front_end(metadata: Mapping[str, Any]) -> tuple[tuple[Tool[..., Any], .
         return None
     if not isinstance(given, Mapping) or given.keys() - {"tools", "state", "context"}:
         raise MisuseError(f"the metadata {FRONT_END!r} must be an object with tools, state and context, and no more")
-    tools, state, context = given.get("tools", []), given.get("state"), given.get("context", [])
+    tools, state, context = given.get("tools", []), given.get("state"), given.get("context")
     if not isinstance(tools, list | tuple) or len(tools) > MAX_TOOLS:
         raise MisuseError(f"the tools of a front end must be a list of {MAX_TOOLS} at most: leave out some")
-    if not isinstance(state, Mapping | None) or not isinstance(context, list | tuple):
+    if not isinstance(state, Mapping | None) or not isinstance(context, list | tuple | None):
         raise MisuseError("the state of a front end must be a JSON object, and its context a list")
     size = len(json.dumps(given, ensure_ascii=False, default=dict))
     if size > MAX_CHARS:
@@ -101,7 +102,7 @@ def read_front_end(metadata: Mapping[str, Any]) -> tuple[tuple[Tool[..., Any], .
             f"tools, state and context have {MAX_CHARS:,} characters at most, not {size:,}: leave out some"
         )
     built = _build_tools(json.dumps(tools, default=dict), has_state=state is not None)
-    return built, Page(state=state, context=tuple(context))
+    return built, Page(state=state, context=None if context is None else tuple(context))
 
 
 @lru_cache(maxsize=128)

@@ -86,13 +86,13 @@ class RunAgentBody(_DialectBody):
     last reply: the store has the others.
     """
 
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
     """Tools that the client carries out, for a run that this request starts."""
 
     state: Any = None
     """State that the client shares with the run, a JSON object. Empty: that of the conversation."""
 
-    context: list[dict[str, Any]] = Field(default_factory=list)
+    context: list[dict[str, Any]] | None = None
     """What the client shows the model, each with a description and a value."""
 
     forwardedProps: Any = None  # noqa: N815  the protocol's name
@@ -107,17 +107,19 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     agent = gateway.find_agent(request.path_params["agent"]).name
     encoder = AGUIEncoder(thread_id=body.threadId, run_id=body.runId)
     results, prompt = _read_results(body.messages), _read_prompt(body.messages)
+    if not (body.resume or prompt or results):  # the client connects to a run
+        header = await _open_named_run(gateway, caller, body.runId)
+        return await gateway.open_stream(header.id, {}, encoder)
+    latest = await find_latest_run(gateway, caller, body.threadId)
+    if latest is not None and latest.header.agent != agent:
+        latest = None
+    metadata = _read_metadata(caller, body, latest)
+    if latest is not None and not latest.is_over and (await gateway.find_keyed_run(caller, body.runId))[1] is None:
+        await _report_page(gateway, caller, latest, metadata, body.runId)
     if body.resume:
         run_id, versions = await _resume(gateway, caller, agent, body.resume)
         await give_results(gateway, caller, list_front_end_calls(await gateway.runs.load(run_id)), results)
         return await gateway.open_stream(run_id, versions, encoder)
-    if prompt is None and not results:  # the client connects to a run
-        header = await _open_named_run(gateway, caller, body.runId)
-        return await gateway.open_stream(header.id, {}, encoder)
-    latest = await find_latest_run(gateway, caller, body.threadId)
-    metadata = _read_metadata(caller, body, latest)
-    if latest is not None and not latest.is_over and (await gateway.find_keyed_run(caller, body.runId))[1] is None:
-        await _report_page(gateway, caller, latest, metadata, body.runId)
     if prompt is None:
         turn = await _continue(gateway, caller, latest, results)
     else:
@@ -128,7 +130,7 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
             agent=agent,
             session=body.threadId,
             key=body.runId,
-            metadata=metadata,
+            metadata={name: each for name, each in metadata.items() if name != FRONT_END or any(each.values())},
             results=results,
             traceparent=read_traceparent(request),
         )
@@ -238,16 +240,14 @@ def _read_metadata(caller: Caller, body: RunAgentBody, latest: Run | None) -> di
     """Return the metadata of a run that a request starts: what its client gives it.
 
     Raises:
-        MisuseError: when it is not valid.
+        MisuseError: when a text is too long, or a value is nested too deeply.
     """
     state = body.state or None
     if state is None and latest is not None and (kept := read_page(latest).state):  # a page that was loaded again
         state = dict(kept)
-    given = {"tools": body.tools, "state": state, "context": body.context}
-    metadata = {FRONT_END: admit_answer({name: each for name, each in given.items() if each}, caller.user)}
-    read_front_end(metadata)
-    forwarded = {"forwardedProps": admit_answer(body.forwardedProps, caller.user)} if body.forwardedProps else {}
-    return forwarded | (metadata if metadata[FRONT_END] else {})
+    front_end = {"tools": body.tools or None, "state": state, "context": body.context}
+    given = {FRONT_END: {name: each for name, each in front_end.items() if each is not None}}
+    return admit_answer(given | ({"forwardedProps": body.forwardedProps} if body.forwardedProps else {}), caller.user)
 
 
 async def _report_page(gateway: Gateway, caller: Caller, run: Run, metadata: Mapping[str, Any], key: str) -> None:
