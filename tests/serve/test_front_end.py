@@ -208,13 +208,14 @@ async def test_other_waits_remain_interrupts():
 
     agent = shop(say("", call("paint", color="red"), call("pay")), say("done"), tools=[pay])
     async with serving(agent) as server:
-        events = await send(server, user("go"), tools=[PAINT])
+        events = await send(server, user("go"), tools=[PAINT], context=[{"description": "d", "value": "v"}])
         [interrupt] = find(events, "RUN_FINISHED")[0]["outcome"]["interrupts"]
         assert interrupt["reason"] == "approval"
-        body = {"threadId": "t", "runId": "r2", "messages": [gave("ok")]}
+        body = {"threadId": "t", "runId": "r2", "messages": [gave("ok")], "context": []}
         body["resume"] = [{"interruptId": interrupt["id"], "status": "resolved", "payload": True}]
         answer = await server.post("/v1/agents/shop/ag-ui", json=body, headers=named(scopes="run+approve"))
         assert '"result":"done"' in answer.text.replace(" ", "")
+        assert 'has changed: {"context": []}' in agent.model.requests[1].messages[-1].text
 
 
 async def test_unfit_tools_are_refused():
