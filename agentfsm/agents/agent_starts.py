@@ -22,7 +22,7 @@ from agentfsm.agents.validation import (
     warn_once,
 )
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
-from agentfsm.core.header import INHERITED_FIELDS, Header
+from agentfsm.core.header import FRONT_END, INHERITED_FIELDS, Header
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner, join_labels
 from agentfsm.core.messages import AssistantMessage, Message, Part, ToolResult, check_history
@@ -35,7 +35,6 @@ from agentfsm.journal import load as journals
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
-from agentfsm.tools.front_end import FRONT_END, describe_page, read_front_end
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
@@ -212,22 +211,30 @@ class AgentStarts(AgentFields[A_co]):
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
-        if (found := read_front_end(header.metadata)) is not None:
-            self.driver.config.check_free(tool.name for tool in found[0])
-        # Nobody knows what a page makes the things of that it shows.
-        shown = (
-            [LabelSource(label=Label.UNTRUSTED, run_id=header.id, name="page")]
-            if found is not None and describe_page(found[1])
-            else []
-        )
+        shown = FRONT_END in header.metadata and self._check_front_end(header)
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
         # A task that a call has left behind is outside of the call, and has what that had read.
         passed = list_passed_labels() if parent is None and call is None else ()
         if labels or passed or inherited_labels or header.history or shown:
             sources = _list_label_sources(header, join_labels(as_labels(labels), passed), inherited_labels)
-            sources += () if any(each.label is Label.UNTRUSTED for each in sources) else tuple(shown)
+            if shown and all(each.label is not Label.UNTRUSTED for each in sources):
+                sources += (LabelSource(label=Label.UNTRUSTED, run_id=header.id, name="page"),)
             header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
+
+    def _check_front_end(self, header: Header) -> bool:
+        """Check what the front end of a run gives it, and return whether it shows something: nobody knows what that is.
+
+        Raises:
+            MisuseError: when it is not valid, or a tool has the name of one of the agent's.
+        """
+        from agentfsm.tools.front_end import describe_page, read_front_end  # noqa: PLC0415  few runs have one
+
+        found = read_front_end(header.metadata)
+        if found is None:
+            return False
+        self.driver.config.check_free(tool.name for tool in found[0])
+        return bool(describe_page(found[1]))
 
     def _build_header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         config = self.driver.config

@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm.agents.runnable_agent import DEFAULT_TIMEOUT_S, DEFAULT_TURNS, RunnableAgent
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
-from agentfsm.core.header import short_hash
+from agentfsm.core.header import FRONT_END, short_hash
 from agentfsm.core.labels import Level, ToolKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
@@ -36,7 +36,6 @@ from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.unattended import cancel_child_run
 from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
-from agentfsm.tools.front_end import FRONT_END
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool

@@ -75,6 +75,9 @@ FORMAT: Final = 5
 # Fields that the header of a sub-agent's run takes from the run that called it.
 INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent", "withhold", "purpose")
 
+# Key in the metadata of a run: what its front end gives it, an object with `tools`, `state` and `context`.
+FRONT_END: Final = "agentfsm.front_end"
+
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)

@@ -15,6 +15,7 @@ import attrs
 
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.header import FRONT_END
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, ToolResult
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.value import Value
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
 
-# Key in the metadata of a run: an object with `tools`, `state` and `context`.
-FRONT_END: Final = "agentfsm.front_end"
 # Name of the tool with which the model changes the shared state.
 UPDATE_STATE: Final = "update_state"
 # Maximum of tools, and of characters of the whole as JSON.

@@ -1,8 +1,9 @@
 """The front end of a run as its metadata have it, without a server: any program that starts runs may give one."""
 
 from agentfsm import Agent, tool
+from agentfsm.core.header import FRONT_END
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.front_end import FRONT_END, Page, describe_change, read_page
+from agentfsm.tools.front_end import Page, describe_change, read_page
 
 PAINT = {"name": "paint", "parameters": {"type": "object", "properties": {"color": {"type": "string"}}}}
 

@@ -8,11 +8,12 @@ import anyio
 import pytest
 
 from agentfsm import Agent, MisuseError, ToolResult, tool
+from agentfsm.core.header import FRONT_END
 from agentfsm.core.labels import Label
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.front_end import FRONT_END, MAX_CHARS, MAX_TOOLS
+from agentfsm.tools.front_end import MAX_CHARS, MAX_TOOLS
 from tests.support import node_packages
 from tests.support.gateways import named, serving
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from agentfsm.agents.admission import admit_answer
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.header import FRONT_END
 from agentfsm.core.inbox import InputKind
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart, ToolResult
 from agentfsm.core.pending import PendingKind
@@ -34,7 +35,7 @@ from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import Versions, parse_position
 from agentfsm.serve.queries import read_traceparent
 from agentfsm.serve.run_control import answer_call, reject_call, send_text
-from agentfsm.tools.front_end import FRONT_END, Page, describe_change, read_front_end, read_page
+from agentfsm.tools.front_end import Page, describe_change, read_front_end, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
