@@ -211,7 +211,7 @@ class AgentStarts(AgentFields[A_co]):
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
-        shown = FRONT_END in header.metadata and self._check_front_end(header)
+        shown = metadata and FRONT_END in metadata and self._check_front_end(header)
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
         # A task that a call has left behind is outside of the call, and has what that had read.
         passed = list_passed_labels() if parent is None and call is None else ()
@@ -251,7 +251,7 @@ class AgentStarts(AgentFields[A_co]):
         )
         if config.resolve_instructions is not None:
             header = config.resolve_instructions(header)
-        elif FRONT_END not in header.metadata:
+        elif not header.metadata or FRONT_END not in header.metadata:
             return header
         return attrs.evolve(header, fingerprint=config.for_run(header).fingerprint)
 

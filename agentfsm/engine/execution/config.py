@@ -168,7 +168,7 @@ class EngineConfig(Value):
         if header.instructions is not None:
             instructions = join_instructions(header.instructions, self.output_spec)
             config = attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
-        if (found := read_front_end(header.metadata)) is None:
+        if not header.metadata or (found := read_front_end(header.metadata)) is None:
             return config
         tools, page = found
         missing = [tool for tool in tools if tool.name not in config.registry]
