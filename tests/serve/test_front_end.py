@@ -159,18 +159,21 @@ async def test_copilotkit_sees_errors(page):
 
 async def test_a_result_is_taken_once():
     """The same result has no further effect; another one, and one that nothing waits for, are refused with a reason."""
-    agent = shop(say("", call("paint", color="red")), say("done"))
+    look = tool(name="look", read_only=True)(lambda: "seen\u202e")
+    agent = shop(say("", call("paint", color="red"), call("look")), say("done"), tools=[look])
     async with serving(agent) as server:
         first = await send(server, user("go"), tools=[PAINT])
         assert find(first, "RUN_FINISHED")[0]["outcome"] == {"type": "success"}
-        assert "no run of it waits" in await send(server, gave("ok", "t9.9"), run="r2", status=409)
+        assert "no run of this conversation waits" in await send(server, gave("ok", "t9.9"), run="r2", status=409)
         for _ in range(2):
             events = await send(server, user("go"), gave("ok"), run="r2", tools=[PAINT])
-            assert [each["content"] for each in find(events, "TOOL_CALL_RESULT")] == ["ok"]
+            assert [each["content"] for each in find(events, "TOOL_CALL_RESULT")] == ["ok", "seen\u202e"]
             assert find(events, "RUN_FINISHED")[0]["result"] == "done"
+        shown = gave("ok"), gave("seen\u202e", "t1.1")  # as the page has them, those of the server among them
+        assert find(await send(server, user("go"), *shown, run="r2"), "RUN_FINISHED")[0]["result"] == "done"
         assert "another result already" in await send(server, gave("no"), run="r3", status=409)
         assert len(agent.model.requests) == 2
-        assert [each.decided_by for each in await agent.runs.audit((await load(agent)).id)] == ["ann"]
+        assert (await agent.runs.audit((await load(agent)).id))[0].decided_by == "ann"
 
 
 async def test_another_worker_goes_on():
@@ -257,6 +260,7 @@ async def test_sub_agents_have_no_tools_of_the_page():
     helper = Agent(model, name="helper")
     agent = shop(say("", call("helper", query="x")), say("outer"), tools=[helper.as_tool()])
     async with serving(agent) as server:
-        await send(server, user("go"), tools=[PAINT], state={"n": 1})
+        await send(server, user("go"), tools=[{**PAINT, "description": "Paint\u202e it"}], state={"n": 1})
         assert [tool.name for tool in model.requests[0].tools] == []
         assert [tool.name for tool in agent.model.requests[0].tools] == ["helper", "paint", "update_state"]
+        assert agent.model.requests[0].tools[1].description == "Paint\\u202e it"

@@ -227,10 +227,10 @@ async def _continue(gateway: Gateway, caller: Caller, run: Run | None, results: 
     known = {} if run is None else {each.call_id: each.content for each in run.messages if isinstance(each, ToolResult)}
     known |= {} if run is None else {each.call.id: each.result.content for each in run.open if each.result is not None}
     for call_id, given in results.items():
-        if call_id in open_ids or known.get(call_id) == admit_answer(given.content, caller.user):
+        if call_id in open_ids or known.get(call_id) in (given.content, admit_answer(given.content, caller.user)):
             continue
-        why = "it has another result already" if call_id in known else "no run of it waits for a tool of the page there"
-        raise ConflictError(f"the result of {call_id[:80]!r} was refused in this conversation: {why}")
+        why = "it has another result already" if call_id in known else "no run of this conversation waits for it"
+        raise ConflictError(f"the result of {call_id[:80]!r} as a call of the page's tools was refused: {why}")
     assert run is not None  # noqa: S101  there is a result, and it is known
     versions = await collect_versions(gateway.runs, run.id, run.version) if open_ids.intersection(results) else {}
     await give_results(gateway, caller, asked, results)
