@@ -104,7 +104,7 @@ def test_both_columns_are_in_the_tables():
     assert "Ahead of ours: nobody." in page
     assert "Ahead of bare: turns, peer." in page
     entry = {**results["ours"][row.id], "own_spread": 0.1}
-    assert "6.00x          9x           4x" in table.line(row, entry, results["bare"][row.id])
+    assert "6.00x          9x           9x         4x" in table.line(row, entry, results["bare"][row.id])
 
 
 async def test_the_outcome_of_an_attack_does_not_depend_on_labels():
