@@ -49,6 +49,7 @@ from agentfsm.streaming.log import is_logged
 from agentfsm.streaming.watch import RunTracer
 from agentfsm.telemetry.costs import read_costs
 from agentfsm.telemetry.measurements import COST, RUN_DURATION, RUNS
+from agentfsm.telemetry.totals import name_follower, read_status
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -76,8 +77,7 @@ MIN_COST_MEASURES: Final = 2
 _CODE_PARAMETERS: Final = re.compile(
     r"(?<!en)(?<!de)(?<!post)(?<!bar)code|(?<!tran)script(?!ion)|command|cmd|shell|python|expression", re.IGNORECASE
 )
-# Names of the followers that count runs and export traces.
-METRICS_FOLLOWER: Final = "metrics"
+# Name of the follower that exports traces.
 OTLP_FOLLOWER: Final = "otlp"
 # Files of a project that start its checks.
 _CI_FILES: Final = (".github/workflows/*.y*ml", ".gitlab-ci.yml", ".ci/*", "Jenkinsfile", "Makefile", "tox.ini")
@@ -418,8 +418,10 @@ async def _check_traces(subject: Subject) -> CheckFinding:
 
 
 async def _check_metrics(subject: Subject) -> CheckFinding:
+    status = await read_status(subject.agent.store)
+    name = "" if status is None else name_follower(status.generation)
     remedy = "agentfsm serve, and read its /metrics"
-    return await _judge_follower(subject, METRICS_FOLLOWER, "counts the runs of the store", remedy)
+    return await _judge_follower(subject, name, "counts the runs of the store", remedy)
 
 
 async def _judge_follower(subject: Subject, name: str, does: str, remedy: str) -> CheckFinding:

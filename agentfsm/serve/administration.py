@@ -203,7 +203,7 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
         ),
     )
     metrics += _describe_spend(await read_spend(gateway.runs.store, scopes=("agent",)))
-    text = "".join(format_metric(*each) for each in metrics) + gateway.read_run_metrics()
+    text = "".join(format_metric(*each) for each in metrics) + await gateway.read_run_metrics()
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

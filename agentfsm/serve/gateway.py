@@ -37,7 +37,7 @@ from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.journal_feeds import JournalFeeds
-from agentfsm.serve.metrics import RequestCounts, RunCounts
+from agentfsm.serve.metrics import RequestCounts, RunMetrics
 from agentfsm.telemetry.totals import Totals
 from agentfsm.tools.front_end import read_front_end
 
@@ -105,10 +105,10 @@ class Gateway:
     counts: RequestCounts = attrs.field(factory=RequestCounts, init=False)
     """Counts for the metrics."""
 
-    run_counts: RunCounts = attrs.field(
-        default=attrs.Factory(lambda self: RunCounts(self.runs.store), takes_self=True), init=False
+    run_metrics: RunMetrics = attrs.field(
+        default=attrs.Factory(lambda self: RunMetrics(self.runs.store), takes_self=True), init=False
     )
-    """Counts of the events of runs, for the metrics."""
+    """Metrics of the runs in the store."""
 
     totals: Totals = attrs.field(
         default=attrs.Factory(lambda self: Totals(self.runs.store), takes_self=True), init=False
@@ -402,15 +402,10 @@ class Gateway:
         """Return how many runs of an agent wait for a decision or for input, up to a limit."""
         return await self.runs.store.count(Filter(agent=agent, waiting=True, purpose=""), limit=limit)
 
-    def read_run_metrics(self) -> str:
-        """Return the metrics of runs in the text format of Prometheus. The first call begins to count."""
-        if self._tasks is not None and not self.run_counts.has_begun:
-            self.run_counts.has_begun = True
-            for name, agent in self.agents.items():
-                config = agent.driver.config
-                self.run_counts.expect(name, agent.version, config.model.name, [tool.name for tool in config.registry])
-            self._tasks.start_soon(self.run_counts.follow)
-        return self.run_counts.format()
+    async def read_run_metrics(self) -> str:
+        """Return the metrics of the runs in the store, in the text format of Prometheus."""
+        releases = [arm for rollout in self.rollouts.values() for arm in rollout.arms.values()]
+        return await self.run_metrics.format([*self.agents.values(), *releases])
 
     # Access.
 

@@ -1,49 +1,46 @@
 """Metrics of the gateway in the text format of Prometheus. All labels have a bounded set of values.
 
-Those of runs are counted from the journals, by a follower that begins with the first request for them.
+Those of runs are the totals of the store over all time, so all servers of a store show the same, also after a restart.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
-from itertools import accumulate
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, product
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
 import attrs
 
-from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
 from agentfsm.core.limits import StopReason
-from agentfsm.journal.load import read_previous_header
-from agentfsm.ports.followers import Delivery
-from agentfsm.ports.store import Store
-from agentfsm.telemetry.measurements import (
-    METRICS,
-    RUNS,
-    TOOL_CALLS,
-    TOOL_DONE,
-    TOOL_ERRORS,
-    Measurement,
-    Metric,
-    measure_feedback,
-    measure_run,
+from agentfsm.core.messages import Outcome
+from agentfsm.core.pending import PendingKind
+from agentfsm.telemetry import measurements as m
+from agentfsm.telemetry.totals import (
+    BORN,
+    KIND,
+    UNIT,
+    Cell,
+    add_fields,
+    can_keep_totals,
+    iter_cells,
+    read_series,
+    read_status,
 )
+
+if TYPE_CHECKING:
+    from agentfsm.agents.agent import Agent
+    from agentfsm.ports.store import Store
 
 Samples: TypeAlias = "list[tuple[dict[str, str], float]]"
 """Labels and value of each sample of a metric."""
 
-# Name of the follower that counts runs. All servers of a store share it: each run is counted by one of them.
-METRICS_FOLLOWER: Final = "metrics"
-# Seconds after which the follower is started again when the store fails.
-FOLLOWER_RETRY_S: Final = 5.0
-# Series of one metric; further ones are added to a series whose labels are all "(other)".
-MAX_SERIES: Final = 2_000
-OTHER: Final = "(other)"
-# Runs whose number of ratings is remembered, so that each counts once.
-MAX_RATED_RUNS: Final = 10_000
+# Seconds for which a series that nobody could expect, such as that of another model, is shown at 0 when it has begun:
+# Prometheus sees no increase in the first value of a series. It is the longest step of the rules, 5 minutes, and an
+# interval of scrapes, so that a rule has looked at the 0.
+BIRTH_S: Final = 450.0
 
 _log = logging.getLogger("agentfsm.serve")
 
@@ -72,118 +69,112 @@ class RequestCounts:
 
 
 @attrs.define(eq=False, repr=False)
-class _SeriesTotals:
-    """Total of one series."""
-
-    total: float = 0.0
-    buckets: list[int] = attrs.field(factory=list)
-    """Number of values in each bucket of a histogram, and above the last; empty for a counter."""
-
-
-@attrs.define(eq=False, repr=False)
-class RunCounts:
-    """Counts of the events of runs, from their journals, since this process began to count."""
+class RunMetrics:
+    """The metrics of the runs in a store, from its totals."""
 
     store: Store
     """Store of the runs."""
 
-    _series: dict[str, dict[tuple[str, ...], _SeriesTotals]] = attrs.field(
-        factory=lambda: {name: {} for name in METRICS}, init=False
-    )
-    _rated: dict[str, int] = attrs.field(factory=dict, init=False)
-    """Number of ratings that were counted, by run."""
+    _generation: str = attrs.field(default="", init=False)
+    """Totals that are known to be whole."""
 
-    has_begun: bool = attrs.field(default=False, init=False)
-    """Whether the runs are followed."""
+    _warned: bool = attrs.field(default=False, init=False)
+    _shown: tuple[list[Cell], tuple[tuple[str, ...], ...]] = attrs.field(default=([], ()), init=False)
+    """Sums and expected series of which `_text` was made."""
 
-    def expect(self, agent: str, version: str, model: str, tools: Iterable[str]) -> None:
-        """Begin the series of an agent at 0, so that Prometheus sees its first failure as an increase.
+    _shown_until: float = attrs.field(default=0.0, init=False)
+    """Time of the store at which a further series is shown."""
+
+    _text: str = attrs.field(default="", init=False)
+
+    async def format(self, agents: Iterable[Agent[Any]]) -> str:
+        """Return them in the text format of Prometheus; nothing while the totals do not have all runs yet.
 
         Args:
-            agent: Name of the agent.
-            version: Its version; empty if it has none.
-            model: Name of its model.
-            tools: Names of its tools.
+            agents: Agents whose series are there from the start, at 0.
         """
-        outcomes = [each for each in StopReason if each is not StopReason.PARKED]
-        series: list[tuple[str, tuple[str, ...]]]
-        series = [(RUNS.name, (agent, version, model, str(each))) for each in outcomes]
-        series += [(TOOL_CALLS.name, (agent, tool, each)) for tool in tools for each in (TOOL_DONE, *TOOL_ERRORS)]
-        self.add(Measurement(metric, labels, 0.0, 0.0) for metric, labels in series)
-
-    def add(self, measurements: Iterable[Measurement]) -> None:
-        """Count measurements."""
-        for each in measurements:
-            metric, series = METRICS[each.metric], self._series[each.metric]
-            labels = each.labels if each.labels in series or len(series) < MAX_SERIES else (OTHER,) * len(each.labels)
-            if (found := series.get(labels)) is None:
-                buckets = [0] * (len(metric.buckets) + 1) if metric.kind == "histogram" else []
-                found = series[labels] = _SeriesTotals(buckets=buckets)
-            found.total += each.value
-            if found.buckets:
-                found.buckets[bisect_left(metric.buckets, each.value)] += 1
-
-    async def follow(self) -> None:
-        """Count the new events in the store, until cancelled. A store without followers has no such metrics."""
-        if type(self.store).add_follower is Store.add_follower:
-            _log.warning("there are no metrics of runs: %s has no followers", type(self.store).__name__)
-            return
-        while True:
-            try:
-                began_at = await self.store.now()
-                async with self.store.follow(METRICS_FOLLOWER, start="now") as follower:
-                    async for delivery in follower:
-                        await self._count(delivery, began_at)
-                        await delivery.done()
-            except AgentError as error:  # the store fails, or the follower was dropped
-                _log.warning("the metrics of runs are counted later: %s", error)
-                await anyio.sleep(FOLLOWER_RETRY_S)
-
-    async def _count(self, delivery: Delivery, began_at: float) -> None:
-        if delivery.header.purpose:  # only production is measured
-            return
-        try:
-            await self._count_events(delivery)
-        except StoreError:
-            raise
-        except Exception:  # noqa: BLE001  metrics are no reason to stop the server
-            _log.exception("run %s is left out of the metrics", delivery.run_id)
-        known = self._rated.pop(delivery.run_id, None)
-        new = delivery.feedback[known or 0 :]
-        self.add(measure_feedback(delivery.header, each) for each in new if known is not None or each.at >= began_at)
-        if delivery.feedback:
-            self._rated[delivery.run_id] = len(delivery.feedback)
-            if len(self._rated) > MAX_RATED_RUNS:
-                del self._rated[next(iter(self._rated))]
-
-    async def _count_events(self, delivery: Delivery) -> None:
-        if delivery.events:
-            events = delivery.events
-            if delivery.after_version:
-                try:
-                    events = (await self.store.read(delivery.run_id)).events
-                except RunNotFoundError:  # removed meanwhile
-                    return
-            previous = await read_previous_header(self.store, delivery.header)
-            self.add(measure_run(delivery.header, events, after=delivery.after_version, previous=previous))
-
-    def format(self) -> str:
-        """Return the counts in the text format of Prometheus."""
-        return "".join(_format_series(METRICS[name], series) for name, series in self._series.items())
+        if not can_keep_totals(self.store):
+            if not self._warned:
+                _log.warning("there are no metrics of runs: %s keeps no totals", type(self.store).__name__)
+            self._warned = True
+            return ""
+        root = await self.store.read_record(KIND, "root")
+        generation = root.value["generation"] if root is not None and isinstance(root.value, dict) else None
+        if generation is None or generation != self._generation:
+            status = await read_status(self.store)
+            if status is None or not status.is_whole:
+                return ""
+            self._generation = status.generation
+        cells = [cell async for _, cell in iter_cells(self.store, self._generation, "all")]
+        expected, now = tuple(expect_series(agents)), await self.store.now()
+        if (cells, expected) != self._shown or now >= self._shown_until:
+            self._shown, self._text = (cells, expected), format_cells(cells, expected, now)
+            births = [fields[BORN] + BIRTH_S for cell in cells for fields in cell.values()]
+            self._shown_until = min([at for at in births if at > now], default=inf)
+        return self._text
 
 
-def _format_series(metric: Metric, series: dict[tuple[str, ...], _SeriesTotals]) -> str:
-    if metric.kind == "counter":
-        totals: Samples = [(dict(zip(metric.labels, has, strict=True)), each.total) for has, each in series.items()]
-        return format_metric(metric.name, "counter", metric.text, totals)
+def expect_series(agents: Iterable[Agent[Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the series that agents have as far as they can be known, such as that of each outcome of each tool."""
+    outcomes = {
+        m.RUNS.name: [str(each) for each in StopReason if each is not StopReason.PARKED],
+        m.REQUESTS.name: ["done", "failed", "cached"],
+        m.TOOL_CALLS.name: [*[str(each) for each in Outcome], m.REFUSED, m.CUT_OFF],
+    }
+    for agent in agents:
+        known = {
+            "agent": [agent.name],
+            "version": [agent.version],
+            "model": [agent.driver.config.model.name],
+            "tool": [*[tool.name for tool in agent.driver.config.registry], m.UNKNOWN_TOOL],
+            "direction": ["input", "output"],
+            "kind": [m.QUEUE, m.INTERRUPTION, *[str(each) for each in PendingKind]],
+            "signal": [m.ASKED_AGAIN, m.EDITED, m.STOPPED],
+            "served": [],  # known with the first reply of another model, and the first verdict
+            "judge": [],
+        }
+        for metric in m.METRICS.values():
+            values = [outcomes[metric.name] if label == "outcome" else known[label] for label in metric.labels]
+            yield from ((metric.name, *labels) for labels in product(*values))
+        yield m.COST.name, agent.name, ""  # calls of tools that cost money
+
+
+def format_cells(cells: Iterable[Cell], expected: Iterable[tuple[str, ...]], now: float) -> str:
+    """Return the totals over all time in the text format of Prometheus.
+
+    Args:
+        cells: The totals of each agent.
+        expected: Series that are there in any case: names of metrics, and their labels.
+        now: The present, seconds since 1970.
+    """
+    found: dict[str, dict[tuple[str, ...], dict[str, int]]] = {name: {} for name in m.METRICS}
+    for name, *labels in expected:
+        found[name][tuple(labels)] = {}
+    for cell in cells:
+        for series, fields in cell.items():
+            name, *rest = read_series(series)
+            sums = found[name].get(tuple(rest))
+            if sums is None:
+                sums = found[name][tuple(rest)] = {}
+                if fields[BORN] + BIRTH_S > now:
+                    continue
+            add_fields(sums, fields)
+    return "".join(_format_sums(m.METRICS[name], series) for name, series in found.items())
+
+
+def _format_sums(metric: m.Metric, series: Mapping[tuple[str, ...], Mapping[str, int]]) -> str:
+    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
     bounds = [*[f"{bound:g}" for bound in metric.buckets], "+Inf"]
-    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} histogram"]
-    for has, each in series.items():
-        labels = dict(zip(metric.labels, has, strict=True))
-        for bound, count in zip(bounds, accumulate(each.buckets), strict=True):
+    for values, sums in series.items():
+        labels, total = dict(zip(metric.labels, values, strict=True)), sums.get("s", 0) / UNIT
+        if metric.kind == "counter":
+            lines.append(_format_sample(metric.name, labels, total))
+            continue
+        counts = accumulate(sums.get(f"le{index}", 0) for index in range(len(bounds)))
+        for bound, count in zip(bounds, counts, strict=True):
             lines.append(_format_sample(f"{metric.name}_bucket", labels | {"le": bound}, count))
-        lines.append(_format_sample(f"{metric.name}_sum", labels, each.total))
-        lines.append(_format_sample(f"{metric.name}_count", labels, sum(each.buckets)))
+        lines.append(_format_sample(f"{metric.name}_sum", labels, total))
+        lines.append(_format_sample(f"{metric.name}_count", labels, sums.get("n", 0)))
     return "\n".join(lines) + "\n"
 
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.errors import RunNotFoundError
-from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
-from agentfsm.journal.load import read_header, read_previous_header
+from agentfsm.journal.load import read_previous_header
 from agentfsm.journal.run_list import RunIterator, find_stranded
 from agentfsm.ports.store import Filter, Store
-from agentfsm.ports.stored import BEST_RATING
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
 from agentfsm.telemetry.totals import (
@@ -272,9 +270,6 @@ async def read_measurements(
     status = await read_status(store)
     if status is not None and status.is_whole:
         await _read_totals(store, status.generation, since, where, log, with_days=with_days, only=only)
-        async for summary in RunIterator(store, attrs.evolve(where, max_rating=BEST_RATING)):
-            with suppress(RunNotFoundError):
-                await _read_feedback(store, await read_header(store, summary.id), log)
         async for summary in RunIterator(store, attrs.evolve(where, waiting=True)):
             with suppress(RunNotFoundError):
                 _measure_wait(await store.read(summary.id), log)
@@ -286,17 +281,14 @@ async def read_measurements(
                     previous = await read_previous_header(store, stored.header)
                     log.add(m.measure_run(stored.header, stored.events, previous=previous))
                     if summary.rating is not None:
-                        await _read_feedback(store, stored.header, log)
+                        feedback = await store.list_feedback(summary.id)
+                        log.add(m.measure_feedback(stored.header, each) for each in feedback)
                     if summary.waiting:
                         _measure_wait(stored, log)
     for points in (*log.series.values(), *log.spreads.values()):
         points.sort()
     log.stranded.update([each.reason for each in await find_stranded(store, where)])
     return log
-
-
-async def _read_feedback(store: Store, header: Header, log: MeasurementLog) -> None:
-    log.add(m.measure_feedback(header, each) for each in await store.list_feedback(header.id))
 
 
 def _measure_wait(stored: StoredRun, log: MeasurementLog) -> None:

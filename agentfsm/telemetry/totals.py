@@ -22,6 +22,7 @@ import json
 import logging
 import math
 import secrets
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -55,22 +56,25 @@ from agentfsm.telemetry import measurements as m
 
 if TYPE_CHECKING:
     from agentfsm.core.header import Header
-    from agentfsm.ports.stored import StoredRun, StoreRecord
+    from agentfsm.ports.stored import Feedback, StoredRun, StoreRecord
 
-Level: TypeAlias = Literal["hour", "day", "month", "cost_hour", "cost_day", "user_hour", "user_month", "user_year"]
-"""Cells of totals: measurements without tenants and callers, in hours by steps of 5 minutes; costs without users; and
-costs with users, in months and years without releases.
+Level: TypeAlias = Literal[
+    "hour", "day", "month", "all", "cost_hour", "cost_day", "user_hour", "user_month", "user_year"
+]
+"""Cells of totals: measurements without tenants and callers, in hours by steps of 5 minutes, and in one cell for each
+agent over all time (its counters, of production alone); costs without users; and costs with users, in months and years
+without releases.
 """
 
 Cell: TypeAlias = dict[str, dict[str, int]]
 """Sums of one cell: by series (a JSON array of its metric and labels), then by field."""
 
 KIND: Final = "totals"
-# Levels that have the same sums, from the shortest time on.
+# Levels that have the same sums, from the shortest time on; and those that are each added up from the one before.
 MEASURED: Final[tuple[Level, ...]] = ("hour", "day", "month")
 COSTS: Final[tuple[Level, ...]] = ("cost_hour", "cost_day")
 USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_month", "user_year")
-_CHAINS: Final = (MEASURED, COSTS, USER_COSTS)
+_CHAINS: Final[tuple[tuple[Level, ...], ...]] = ((*MEASURED, "all"), COSTS, USER_COSTS)
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 # Part of an hour that measurements are kept apart for, seconds: the interval of alerts.
@@ -99,6 +103,11 @@ _MAX_PAGE: Final = 1_000
 _MAX_CACHED: Final = 3_000
 _WRITERS: Final = 50
 EVENTS: Final = "events"
+# Series of a cell over all time; further ones of a metric are added to one whose labels beside the agent are "(other)".
+MAX_SERIES: Final = 2_000
+OTHER: Final = "(other)"
+# Field of a series of a cell over all time: when it began, seconds since 1970; 0 if with the totals.
+BORN: Final = "born"
 USAGE: Final = "usage"
 LOST: Final = "lost"
 _COST_SERIES: Final = (USAGE, LOST)
@@ -158,7 +167,7 @@ async def read_status(store: Store) -> TotalsStatus | None:
     described = _as_object(root.value)
     generation: str = described["generation"]
     state = await store.read_record(KIND, f"{generation}|state")
-    lag = {each.name: each.lag for each in await store.followers()}.get(_name_follower(generation))
+    lag = {each.name: each.lag for each in await store.followers()}.get(name_follower(generation))
     if lag is None:
         return None
     written = {} if state is None else _as_object(state.value)
@@ -246,6 +255,8 @@ async def find_first(
 def _find_begin(level: Level, at: float) -> int:
     """Return the beginning of the hour, day, month or year of a level that a time is in."""
     name = level.rpartition("_")[2]
+    if name == "all":
+        return 0
     if name in {"hour", "day"}:
         return int(at) // _LENGTHS[name] * _LENGTHS[name]
     day = datetime.fromtimestamp(at, UTC)
@@ -254,10 +265,13 @@ def _find_begin(level: Level, at: float) -> int:
 
 def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
     """Return the part of a cell with users that a level has: the end of the key of its record, the subject and sums."""
-    at, is_measured = _find_begin(level, subject.at), level in MEASURED
-    if is_measured:
-        of = subject._replace(at=at, root="", tenant="", user="")
+    at, is_measured = _find_begin(level, subject.at), level in _CHAINS[0]
+    if level == "all":
+        of = Subject(0, subject.agent, "", "", "", "")
         group: tuple[object, ...] = of
+    elif is_measured:
+        of = subject._replace(at=at, root="", tenant="", user="")
+        group = of
     else:
         of = subject._replace(at=at, user="") if level in COSTS else subject._replace(at=at)
         of = of._replace(release="") if level in USER_COSTS[1:] else of
@@ -267,6 +281,12 @@ def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject
         for series, fields in cell.items()
         if (name := read_series(series)[0]) == EVENTS or (name in _COST_SERIES) != is_measured
     }
+    if level == "all":  # the metrics of production, without the distributions that percentiles are found in
+        kept = {
+            series: {name: value for name, value in fields.items() if name[0] != "b"}
+            for series, fields in kept.items()
+            if not subject.purpose and read_series(series)[0] != EVENTS
+        }
     digest = sha256(json.dumps(group).encode()).hexdigest()[:24]
     if level in USER_COSTS:
         digest = f"{int(digest, 16) % _USER_SHARDS[level]:04d}"
@@ -285,9 +305,14 @@ def add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
 
 
 def measure_cells(
-    stored: StoredRun, *, after: int = 0, root: str = "", previous: Header | None = None
+    stored: StoredRun,
+    *,
+    after: int = 0,
+    root: str = "",
+    previous: Header | None = None,
+    feedback: Iterable[Feedback] = (),
 ) -> dict[Subject, Cell]:
-    """Return what the events of a run after a version add to the totals, by hour.
+    """Return what the events of a run after a version add to the totals, and feedback that is new, by hour.
 
     The parts of a journal add up to the whole: `after=0` up to version 5 and `after=5` give the same as `after=0`.
     """
@@ -301,12 +326,15 @@ def measure_cells(
 
     for event in stored.events[max(after, header.forked_at) :]:
         add(event.at, [EVENTS], {"n": 1})
-    for each in m.measure_run(header, stored.events, after=after, previous=previous):
+    measured = m.measure_run(header, stored.events, after=after, previous=previous)
+    for each in (*measured, *[m.measure_feedback(header, one) for one in feedback]):
         slot = int(each.at) % HOUR_S // SLOT_S
         fields = {f"n{slot}": 1, f"s{slot}": round(each.value * UNIT)}
         metric = m.METRICS[each.metric]
-        if metric.kind == "histogram" and metric.name.endswith("_seconds"):
-            fields[f"b{math.ceil(math.log(max(each.value, 1 / UNIT), RATIO))}"] = 1
+        if metric.kind == "histogram":
+            fields[f"le{bisect_left(metric.buckets, each.value)}"] = 1
+            if metric.name.endswith("_seconds"):
+                fields[f"b{math.ceil(math.log(max(each.value, 1 / UNIT), RATIO))}"] = 1
         add(each.at, [each.metric, *each.labels], fields)
     seen = set[tuple[str, str]]()
     for version, at, purpose, model, usage in m.iter_costs(stored):
@@ -353,6 +381,12 @@ class _Batch:
     open: dict[str, int] = attrs.field(factory=dict)
     """Versions of runs that are not over, by id and time of creation; 0 for one that is over now."""
 
+    rated: dict[str, int] = attrs.field(factory=dict)
+    """Number of ratings of runs that have new ones, by id and time of creation."""
+
+    at: float = 0.0
+    """Time of its decision if the totals were whole, seconds since 1970: new series begin then."""
+
     is_whole: bool = False
     unreadable: int = 0
     events: int = 0
@@ -365,6 +399,8 @@ class _Batch:
             "versions": self.versions,
             "cells": [[list(subject), cell] for subject, cell in self.cells.items()],
             "open": self.open,
+            "rated": self.rated,
+            "at": self.at,
             "whole": self.is_whole,
             "unreadable": self.unreadable,
         }
@@ -377,6 +413,8 @@ class _Batch:
             versions=value["versions"],
             cells={Subject(*subject): cell for subject, cell in value["cells"]},
             open=value["open"],
+            rated=value["rated"],
+            at=value["at"],
             is_whole=value["whole"],
             unreadable=value["unreadable"],
         )
@@ -464,16 +502,18 @@ class Totals:
             return await self._count_changes()
 
     async def _count_changes(self) -> bool:
-        name, batch = _name_follower(self.generation), await self.read_batch()
+        name, batch = name_follower(self.generation), await self.read_batch()
         unread = await self.store.take_unread(name, holder=self._holder, lease_s=FOLLOWER_LEASE_S, limit=BATCH)
         if unread and batch.position > self._confirmed:  # that of a process which may have died before it did
             await self._confirm(batch)
             unread = await self.store.take_unread(name, holder=self._holder, lease_s=FOLLOWER_LEASE_S, limit=BATCH)
         if not unread:
             if not batch.is_whole and not any(each.lag for each in await self.store.followers() if each.name == name):
-                await self._decide(attrs.evolve(batch, cells={}, open={}, number=batch.number + 1, is_whole=True))
+                await self._decide(
+                    attrs.evolve(batch, cells={}, open={}, rated={}, number=batch.number + 1, is_whole=True)
+                )
             elif batch.cells and batch.position == self._confirmed:  # so that others need not look whether it is in all
-                await self._decide(attrs.evolve(batch, cells={}, open={}))
+                await self._decide(attrs.evolve(batch, cells={}, open={}, rated={}))
             return False
         made = _Batch(number=batch.number + 1, is_whole=batch.is_whole, unreadable=batch.unreadable)
         for each in unread:
@@ -501,7 +541,7 @@ class Totals:
         while active:
             async with self._lock:
                 batch = await self.read_batch()
-                made = attrs.evolve(batch, number=batch.number + 1, cells={}, open={}, events=0)
+                made = attrs.evolve(batch, number=batch.number + 1, cells={}, open={}, rated={}, events=0)
                 while active and made.events < _MAX_EVENTS:
                     _, has_more = await self._measure(made, active[-1].id, 0)
                     if has_more:
@@ -521,7 +561,13 @@ class Totals:
             after = max(after, known.get(key, 0))
             end = after + _MAX_EVENTS
             events = stored.events[:end]
-            if len(events) == after:
+            feedback = await self.store.list_feedback(run_id)
+            rated = batch.rated.get(key, 0)
+            if feedback:
+                counted = (await self._read_object(_name_rated(self.generation, key))).get("runs", {})
+                rated = max(rated, counted.get(key, 0))
+                feedback = feedback[rated:]
+            if len(events) == after and not feedback:
                 return after, False
             before = None if after else await read_previous_header(self.store, header)
             root = await read_root_agent(self.store, header)
@@ -530,13 +576,17 @@ class Totals:
         except (CorruptError, TooNewError) as error:
             return self._leave_out(batch, run_id, error, after)
         try:
-            cells = measure_cells(attrs.evolve(stored, events=events), after=after, root=root, previous=before)
+            cells = measure_cells(
+                attrs.evolve(stored, events=events), after=after, root=root, previous=before, feedback=feedback
+            )
         except Exception as error:  # noqa: BLE001  one journal is no reason to stop counting the others
             return self._leave_out(batch, run_id, error, after)
         for subject, cell in cells.items():
             add_cell(batch.cells, subject, cell)
-        batch.events += len(events) - after
-        if not isinstance(events[-1], _FINAL):
+        batch.events += len(events) - after + len(feedback)
+        if feedback:
+            batch.rated[key] = rated + len(feedback)
+        if events and not isinstance(events[-1], _FINAL):
             batch.open[key] = len(events)
         elif key in known:
             batch.open[key] = 0
@@ -551,6 +601,7 @@ class Totals:
         """Make a batch the next one, unless another process was faster."""
         revision = 0 if self._state is None else self._state.revision
         self._batch = None
+        batch.at = await self.store.now() if batch.is_whole else 0.0
         try:
             self._state = await self.store.write_record(
                 KIND, f"{self.generation}|state", batch.to_json(), revision=revision
@@ -575,32 +626,34 @@ class Totals:
                 sums: dict[Subject, Cell] = {}
                 for subject, cell in cells.items():
                     name, of, kept = place_cell(level, subject, cell)
-                    add_cell(sums, of, kept)
-                    parts.setdefault(f"{self.generation}|{name}", {})[of] = sums[of]
+                    if kept:
+                        add_cell(sums, of, kept)
+                        parts.setdefault(f"{self.generation}|{name}", {})[of] = sums[of]
                 cells = sums
-        runs: dict[str, dict[str, int]] = {}
+        others: dict[str, dict[str, int]] = {}
         for key, version in batch.open.items():
-            runs.setdefault(_name_shard(self.generation, key), {})[key] = version
+            others.setdefault(_name_shard(self.generation, key), {})[key] = version
+        others |= {_name_rated(self.generation, key): {key: count} for key, count in batch.rated.items()}
         limiter = anyio.CapacityLimiter(_WRITERS)
         try:
             async with anyio.create_task_group() as tasks:
-                for key in (*parts, *runs):
-                    tasks.start_soon(self._apply, key, batch.number, parts.get(key, {}), runs.get(key, {}), limiter)
+                for key in (*parts, *others):
+                    tasks.start_soon(self._apply, key, batch, parts.get(key, {}), others.get(key, {}), limiter)
         except ExceptionGroup as group:
             raise first_error(group) from None
         self._batch = batch
         return batch
 
     async def _apply(
-        self, key: str, number: int, part: dict[Subject, Cell], runs: dict[str, int], limiter: anyio.CapacityLimiter
+        self, key: str, batch: _Batch, part: dict[Subject, Cell], runs: dict[str, int], limiter: anyio.CapacityLimiter
     ) -> None:
         """Add a part of a batch to a record, unless it is in it."""
         async with limiter:
             while True:
                 value = await self._read_object(key)
-                if value.get("number", 0) >= number:
+                if value.get("number", 0) >= batch.number:
                     return
-                new: dict[str, Any] = {"number": number}
+                new: dict[str, Any] = {"number": batch.number}
                 if runs:
                     merged = value.get("runs", {}) | runs
                     new["runs"] = {run: version for run, version in merged.items() if version}
@@ -608,7 +661,10 @@ class Totals:
                     cells = _read_cells(value)
                     for of, cell in part.items():  # a record in memory stays as it is in the store
                         cells[of] = {series: dict(fields) for series, fields in cells.get(of, {}).items()}
-                        add_cell(cells, of, cell)
+                        if key.startswith(f"{self.generation}|all|"):
+                            _add_counters(cells[of], cell, batch.at)
+                        else:
+                            add_cell(cells, of, cell)
                     new["cells"] = [[list(of), sums] for of, sums in cells.items()]
                 known = self._records.pop(key, None)
                 try:
@@ -636,14 +692,14 @@ class Totals:
 
     async def _confirm(self, batch: _Batch) -> None:
         await self.store.confirm_read(
-            _name_follower(self.generation), holder=self._holder, position=batch.position, versions=batch.versions
+            name_follower(self.generation), holder=self._holder, position=batch.position, versions=batch.versions
         )
         self._confirmed = batch.position
 
     async def _release(self) -> None:
         """Let another process count at once."""
         with anyio.CancelScope(shield=True), suppress(AgentError):  # else the lease ends by itself
-            name = _name_follower(self.generation)
+            name = name_follower(self.generation)
             await self.store.confirm_read(name, holder=self._holder, position=0, versions={}, release=True)
 
 
@@ -656,13 +712,24 @@ def _join_slots(fields: Mapping[str, int]) -> dict[str, int]:
     return joined
 
 
+def _add_counters(sums: Cell, cell: Cell, at: float) -> None:
+    """Add sums to those over all time. Series that are not there yet begin at a time."""
+    for series, fields in cell.items():
+        name = series
+        if series not in sums and len(sums) >= MAX_SERIES:
+            metric, agent, *labels = read_series(series)
+            name = json.dumps([metric, agent, *[OTHER] * len(labels)], ensure_ascii=False)
+        add_fields(sums.setdefault(name, {BORN: int(at)}), fields)
+
+
 def _as_object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptError("a record of the totals is not an object: `agentfsm totals rebuild` makes them anew")
     return value
 
 
-def _name_follower(generation: str) -> str:
+def name_follower(generation: str) -> str:
+    """Return the name of the follower that counts the runs for the totals with this name."""
     return f"totals-{generation}"
 
 
@@ -670,15 +737,19 @@ def _name_shard(generation: str, key: str) -> str:
     return f"{generation}|open|{sha256(key.encode()).digest()[0] % _SHARDS:02d}"
 
 
+def _name_rated(generation: str, key: str) -> str:
+    return f"{generation}|rated|{sha256(key.encode()).hexdigest()[:24]}"
+
+
 async def _find_generation(store: Store) -> str:
     """Return the name of the totals of a store, which are begun if there are none."""
     while (root := await store.read_record(KIND, "root")) is None:
         generation = secrets.token_hex(4)
-        await store.add_follower(_name_follower(generation))
+        await store.add_follower(name_follower(generation))
         try:
             await store.write_record(KIND, "root", {"generation": generation, "pruned_before": 0.0}, revision=0)
         except ConflictError:  # another process has begun them
-            await store.drop_follower(_name_follower(generation))
+            await store.drop_follower(name_follower(generation))
     found: str = _as_object(root.value)["generation"]
     return found
 
@@ -718,7 +789,7 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
     if not (new := value.get("building", "")):
         new = secrets.token_hex(4)
         root = await store.write_record(KIND, "root", value | {"building": new}, revision=root.revision)
-    await store.add_follower(_name_follower(new))
+    await store.add_follower(name_follower(new))
     totals, pruned_before = Totals(store, new), value["pruned_before"]
     while not (await totals.read_batch()).is_whole:
         await totals.catch_up()
@@ -745,15 +816,18 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
             async for subject, cell in iter_cells(store, new, levels[0], at):
                 if _find_begin(level, subject.at) > at:
                     break
-                name, of, kept_cell = place_cell(level, subject, cell)
-                add_cell(sums.setdefault(f"{new}|{name}", {}), of, kept_cell)
+                name, of, part = place_cell(level, subject, cell)
+                if part and level == "all":
+                    _add_counters(sums.setdefault(f"{new}|{name}", {}).setdefault(of, {}), part, 0.0)
+                elif part:
+                    add_cell(sums.setdefault(f"{new}|{name}", {}), of, part)
             for key, cells in sums.items():
                 await _write_cells(store, key, cells, await store.read_record(KIND, key))
     await store.write_record(
         KIND, "root", {"generation": new, "pruned_before": float(pruned_before)}, revision=root.revision
     )
     for each in await store.followers():
-        if each.name.startswith(_name_follower("")) and each.name != _name_follower(new):
+        if each.name.startswith(name_follower("")) and each.name != name_follower(new):
             await store.drop_follower(each.name)
     after = ""
     while page := await store.list_records(KIND, after=after):
@@ -774,5 +848,5 @@ async def _write_cells(store: Store, key: str, cells: Mapping[Subject, Cell], fo
 
 
 def _count_events(cell: Cell) -> int:
-    """Return the number of events of journals that are in a cell."""
-    return cell.get(f'["{EVENTS}"]', {}).get("n", 0)
+    """Return a number of what is in a cell, which grows with each event and each rating."""
+    return sum(value for fields in cell.values() for name, value in fields.items() if name.startswith("n"))

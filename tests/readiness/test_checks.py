@@ -22,6 +22,7 @@ from agentfsm.readiness.checks import CHECKS
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry import Telemetry
 from agentfsm.telemetry.alerts import format_rules
+from agentfsm.telemetry.totals import Totals
 from agentfsm.testing import FunctionModel, ScriptedModel
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "production"
@@ -46,7 +47,7 @@ async def prepare(folder: Path):
         drill = DrillReport(kind=kind, subject=of, at="2026-11-01T12:00:00", seconds=40, by="ann", checked=10)
         drill.save(folder / "evidence")
     (folder / "alerts.yml").write_text(format_rules(), encoding="utf-8")
-    await agent.store.add_follower("metrics")
+    await Totals(agent.store).catch_up()
     return agent
 
 

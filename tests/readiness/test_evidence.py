@@ -13,6 +13,7 @@ from agentfsm.cli import main
 from agentfsm.readiness import CheckStatus, DrillReport, LoadReport, examine_readiness, load_waivers, measure_load
 from agentfsm.stores import SQLiteStore
 from agentfsm.telemetry.alerts import format_rules
+from agentfsm.telemetry.totals import Totals
 from agentfsm.testing import FunctionModel
 from tests.support.checks import virtually
 
@@ -214,7 +215,7 @@ async def test_a_follower_that_nobody_runs_does_not_count(tmp_path):
 
     async def play(store, clock):
         agent = Agent(FunctionModel(lambda _request: "ok"), name="shop", store=store, clock=clock)
-        await store.add_follower("metrics")
+        await Totals(store).catch_up()
         await agent.run("x")
         assert (await examine(tmp_path, agent))["metrics"].status is CheckStatus.PASS
         await anyio.sleep(3_700)

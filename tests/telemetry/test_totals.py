@@ -14,11 +14,13 @@ from agentfsm.core.errors import AgentError, ConflictError, StoreError
 from agentfsm.ports import Feedback
 from agentfsm.ports.store import Filter
 from agentfsm.serve import administration
+from agentfsm.serve.metrics import RunMetrics
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry import totals as t
 from agentfsm.telemetry.alerts import LOOKBACK_S, find_starts, replay_alerts
 from agentfsm.telemetry.costs import COST_GROUPS
+from agentfsm.telemetry.measurements import RUNS
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.database_servers import empty_schema
@@ -69,12 +71,13 @@ def build(store, **options):
 
 
 async def fill(store, count):
-    """Execute runs of several users, one with a sub-agent, and one that waits for an approval."""
+    """Execute runs of several users, one with a sub-agent that is rated, and one that waits for an approval."""
     for index in range(count):
         await build(store).run(f"task {index}", user=f"u{index % 3}", tenant=None if index % 2 else "acme")
     child = Agent(Priced(say("ok", usage=Usage(output_tokens=3))), name="child", store=store)
     asks = say("", call("child", query="?"), usage=Usage(output_tokens=1))
     await Agent(Priced(asks, "done"), name="parent", tools=[child.as_tool()], store=store).run("x", id="parent")
+    await store.add_feedback("parent", "1", Feedback(rating=4, at=await store.now()))
     await Agent(Priced(say("", call("pay", cents=1))), name="payer", tools=[pay], store=store).run("x", id="waits")
 
 
@@ -82,6 +85,7 @@ async def resume(store):
     """Let the run end that waits."""
     await Runs(store).approve("waits", "t1.0")
     await Agent(Priced("paid"), name="payer", tools=[pay], store=store).resume("waits")
+    await store.add_feedback("parent", "2", Feedback(rating=2, at=await store.now()))
 
 
 async def fold(store):
@@ -91,7 +95,8 @@ async def fold(store):
         stored = await store.read(row.id)
         root = await t.read_root_agent(store, stored.header)
         before = await t.read_previous_header(store, stored.header)
-        for subject, cell in t.measure_cells(stored, root=root, previous=before).items():
+        feedback = await store.list_feedback(row.id)
+        for subject, cell in t.measure_cells(stored, root=root, previous=before, feedback=feedback).items():
             for level in LEVELS:
                 _, of, kept = t.place_cell(level, subject, cell)
                 for series, fields in kept.items():
@@ -102,11 +107,21 @@ async def fold(store):
 
 
 async def counted(store):
+    """Return the totals by level and cell, without the times at which their series began."""
     status = await t.read_status(store)
-    return {
-        level: {subject: cell async for subject, cell in t.iter_cells(store, status.generation, level)}
-        for level in LEVELS
-    }
+    found = {level: {} for level in LEVELS}
+    for level in LEVELS:
+        async for subject, cell in t.iter_cells(store, status.generation, level):
+            found[level][subject] = {
+                series: {name: value for name, value in fields.items() if name != t.BORN}
+                for series, fields in cell.items()
+            }
+    return found
+
+
+async def read_counters(store):
+    """Return the metrics of a gateway: those over all time."""
+    return await RunMetrics(store).format([])
 
 
 async def test_they_are_the_sums_of_the_journals(store):
@@ -119,7 +134,10 @@ async def test_they_are_the_sums_of_the_journals(store):
     status = await t.read_status(store)
     assert (status.is_whole, status.uncounted) == (True, 0)
     for level, cells in (await counted(store)).items():
-        assert sum(cell['["events"]']["n"] for cell in cells.values()) == sum(
+        if level == "all":
+            assert {subject.agent for subject in cells} == {"shop", "child", "parent", "payer"}
+            continue
+        assert sum(cell.get('["events"]', {"n": 0})["n"] for cell in cells.values()) == sum(
             row.version for row in await store.runs(limit=100)
         )
         assert {subject.user for subject in cells} == ({"u0", "u1", "u2", ""} if level in t.USER_COSTS else {""})
@@ -283,6 +301,7 @@ async def test_a_rebuild_gives_the_same_and_keeps_what_was_removed(store, no_lea
     first = await t.rebuild_totals(store)
     before = await counted(store)
     assert before == await fold(store)
+    counters = await read_counters(store)
     status = await t.rebuild_totals(store)
     assert (status.generation != first.generation, status.is_whole, status.pruned_before) == (True, True, 0)
     assert await counted(store) == before
@@ -292,6 +311,7 @@ async def test_a_rebuild_gives_the_same_and_keeps_what_was_removed(store, no_lea
         await t.rebuild_totals(Passage(store, 12, after=True, act=_die))
     status = await t.rebuild_totals(store)
     assert (count > 0, await counted(store)) == (True, before)
+    assert sorted((await read_counters(store)).splitlines()) == sorted(counters.splitlines())
     assert status.pruned_before >= await store.now()
     report = await read_costs(store)
     assert (report.pruned_before, report.runs) == (status.pruned_before, 6)
@@ -333,7 +353,6 @@ async def test_costs_are_those_of_the_journals(store, by):
 async def test_metrics_are_those_of_the_journals(store):
     """Counts and means are the same; percentiles are within 5 %."""
     await fill(store, 4)
-    await store.add_feedback("parent", "1", Feedback(rating=4))
     now = await store.now()
     first = summarize(log := await read_measurements(store), -inf, log.find_end(now))
     await t.Totals(store).catch_up()
@@ -358,6 +377,21 @@ async def record(store, number, at, **options):
     await store.release(lease).wait()
 
 
+async def test_a_rating_of_a_run_that_has_not_begun_is_counted(store):
+    """And that of a judge, which is apart."""
+    made = record_task(1, await store.now())
+    _, lease = await store.create(made.header)
+    await store.release(lease).wait()
+    await store.add_feedback(made.header.id, "1", Feedback(rating=2, at=await store.now()))
+    await store.add_feedback(made.header.id, "2", Feedback(rating=5, at=await store.now(), by="judge:m 1a2b"))
+    await t.Totals(store).catch_up()
+    assert (await counted(store), (await t.read_status(store)).unreadable) == (await fold(store), 0)
+    lines = (await read_counters(store)).splitlines()
+    assert 'agentfsm_feedback_rating_sum{agent="shop"} 2' in lines
+    assert 'agentfsm_judge_rating_bucket{agent="shop",judge="m 1a2b",le="4"} 0' in lines
+    assert 'agentfsm_judge_rating_sum{agent="shop",judge="m 1a2b"} 5' in lines
+
+
 async def test_a_rebuild_adds_up_longer_times_from_hours(store):
     """A day and a month have the runs that were removed, and those that only the new totals have counted."""
     await record(store, 1, 1_780_000_000.0)
@@ -366,6 +400,9 @@ async def test_a_rebuild_adds_up_longer_times_from_hours(store):
     await record(store, 2, 1_780_000_000.0 + 7_200)
     await t.rebuild_totals(store)
     for level, cells in (await counted(store)).items():
+        if level == "all":
+            assert sum(sum(cell[series]["n"] for series in cell if RUNS.name in series) for cell in cells.values()) == 2
+            continue
         assert sum(cell['["events"]']["n"] for cell in cells.values()) == 4, level
 
 
