@@ -17,6 +17,7 @@ from typing import Final, Literal
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.limits import StopReason
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.telemetry import measurements as m
@@ -25,6 +26,10 @@ from agentfsm.telemetry.totals import DAY_S, HOUR_S, SLOT_S
 
 # Seconds between two evaluations: those of the rules, and of a replay.
 INTERVAL_S: Final = float(SLOT_S)
+# Seconds between two values of a counter that a rule looks at in an hour; in a day it is five times as long.
+STEP_S: Final = 60.0
+# Share of a day's budget from which on there is a warning (document H, 4.4).
+WARNING_SHARE: Final = 0.8
 # Time in which the median of a tool's calls is taken, seconds, and the fewest hours that make a baseline.
 BASELINE_S: Final = 7 * DAY_S
 MIN_BASELINE_HOURS: Final = 24
@@ -56,14 +61,20 @@ class Series(Value):
         value = labels[self.metric.labels.index(self.label)]
         return value in self.only if self.only else value not in self.without
 
-    def format_query(self, window: str) -> str:
-        """Return the increase in a window, as PromQL."""
+    def format_query(self, window_s: float) -> str:
+        """Return the increase in a window, as PromQL, of each series of a store.
+
+        All servers of a store show the same counters, so the increase is that of their maximum: a server that starts,
+        ends or is replaced changes nothing. Those of a job are the servers of a store.
+        """
         name = f"{self.metric.name}_{self.part}" if self.part else self.metric.name
         matcher = ""
         if self.label:
             operator, values = ("=~", self.only) if self.only else ("!~", self.without)
             matcher = f'{{{self.label}{operator}"{"|".join(values)}"}}'
-        return f"increase({name}{matcher}[{window}])"
+        labels = ", ".join(["job", *self.metric.labels])
+        window, step = _format_span(window_s), _format_span(STEP_S if window_s < DAY_S else 5 * STEP_S)
+        return f"increase(max by ({labels}) ({name}{matcher})[{window}:{step}])"
 
 
 @attrs.frozen(kw_only=True)
@@ -108,6 +119,11 @@ class Alert(Value):
     def is_exceeded(self, value: float) -> bool:
         """Return whether a value is on the wrong side of the threshold."""
         return value < self.threshold if self.is_minimum else value > self.threshold
+
+    @property
+    def record(self) -> str:
+        """Name of the series in Prometheus that keeps the values of an alert with a baseline."""
+        return f"agentfsm:{self.name}:increase"
 
     @property
     def rule_name(self) -> str:
@@ -174,6 +190,22 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
                 for_s=0.0,
             ),
             Alert(
+                name="daily_cost_warning_usd",
+                text="All agents together cost more than 80 % of what is too much in a day.",
+                parts=Series(metric=m.COST),
+                threshold=WARNING_SHARE * 500.0,
+                by=(),
+                window_s=DAY_S,
+                for_s=0.0,
+            ),
+            Alert(
+                name="over_cost_limit",
+                text="A task of an agent was ended because it reached its limit of cost.",
+                parts=Series(metric=m.RUNS, label="outcome", only=(str(StopReason.COST_BUDGET),)),
+                threshold=0.0,
+                for_s=0.0,
+            ),
+            Alert(
                 name="tool_call_frequency",
                 text="An agent calls a tool more than 3 times as often as in its median hour of the last 7 days.",
                 parts=Series(metric=m.TOOL_CALLS),
@@ -233,7 +265,7 @@ def set_thresholds(thresholds: Mapping[str, float]) -> tuple[Alert, ...]:
     """Return all alerts, some with a threshold of your own.
 
     Args:
-        thresholds: Thresholds by name of the metric.
+        thresholds: Thresholds by name of the metric. That of `daily_cost_usd` sets its warning to 80 %, too.
 
     Raises:
         MisuseError: when there is no such alert, or a threshold is not a finite number, 0 or more.
@@ -242,6 +274,8 @@ def set_thresholds(thresholds: Mapping[str, float]) -> tuple[Alert, ...]:
         raise MisuseError(f"there is no alert {min(unknown)!r}: choose one of {', '.join(ALERTS)}")
     for name, value in thresholds.items():
         NOT_NEGATIVE.check("set_thresholds", name, value)  # nothing is above or below NaN: the alert would be silent
+    if "daily_cost_usd" in thresholds:  # the warning is about the same budget
+        thresholds = {"daily_cost_warning_usd": WARNING_SHARE * thresholds["daily_cost_usd"], **thresholds}
     return tuple([attrs.evolve(each, threshold=thresholds.get(name, each.threshold)) for name, each in ALERTS.items()])
 
 
@@ -258,6 +292,10 @@ def format_rules(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
         "    rules:",
     ]
     for each in alerts:
+        if each.has_baseline:  # kept, since 7 days of it are too many to compute each time
+            by, query = _join_labels(each), each.parts.format_query(each.window_s)
+            began = f"sum by ({by}) ({each.parts.metric.name}) > 0"  # it is there, at 0, long before the first call
+            lines += [f"      - record: {each.record}", f"        expr: sum by ({by}) ({query}) and {began}"]
         where = " ".join(f"{{{{ $labels.{label} }}}}" for label in each.by)
         lines += [
             f"      - alert: {each.rule_name}",
@@ -278,23 +316,28 @@ def format_rules(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
 def _format_expression(alert: Alert) -> Iterator[str]:
     """Yield the lines of an alert's expression in PromQL."""
     window = _format_span(alert.window_s)
-    total = f"sum by ({', '.join(alert.by)}) ({{}})" if alert.by else "sum({})"
-    value = total.format(alert.parts.format_query(window))
+    total = f"sum by ({_join_labels(alert)}) ({{}})"
+    value = total.format(alert.parts.format_query(alert.window_s))
     compared = f"{'<' if alert.is_minimum else '>'} {alert.threshold:.12g}"
     if alert.has_baseline:
-        history = f"{value}[{_format_span(BASELINE_S)}:1h] offset {window}"
-        yield f"{value} / quantile_over_time(0.5, {history}) {compared}"
-        yield f"and {value} >= {alert.at_least}"
+        history = f"{alert.record}[{_format_span(BASELINE_S)}:1h] offset {window}"
+        yield f"{alert.record} / quantile_over_time(0.5, {history}) {compared}"
+        yield f"and {alert.record} >= {alert.at_least}"
         yield f"and count_over_time({history}) >= {MIN_BASELINE_HOURS}"
     elif alert.wholes is None:
         yield f"{value} {compared}"
     else:
-        count = total.format(alert.wholes.format_query(window))
+        count = total.format(alert.wholes.format_query(alert.window_s))
         if alert.parts.label:
             value = f"({value} or 0 * {count})"  # Prometheus has no series for an outcome that has not occurred
         scaled = value if alert.scale == 1 else f"{alert.scale:g} * {value}"
         yield f"{scaled} / {count} {compared}"
         yield f"and {count} >= {alert.at_least}"
+
+
+def _join_labels(alert: Alert) -> str:
+    """Return the labels of an alert in Prometheus: each job has a store of its own."""
+    return ", ".join(["job", *alert.by])
 
 
 def _format_span(seconds: float) -> str:
@@ -402,19 +445,19 @@ def _find_firings(
 ) -> Iterator[Firing]:
     """Yield the times in which the values make an alert fire."""
     pending_since: float | None = None
+    silent_since: float | None = None
     firing: Firing | None = None
-    exceeded_at = -inf
     for at, value in values:
         if value is not None and alert.is_exceeded(value):
-            pending_since, exceeded_at = at if pending_since is None else pending_since, at
+            pending_since, silent_since = at if pending_since is None else pending_since, None
             if firing is None and at - pending_since >= alert.for_s:
                 firing = Firing(alert=alert.name, labels=labels, since=at, until=None, worst=value)
             elif firing is not None:
                 choose = min if alert.is_minimum else max
                 firing = attrs.evolve(firing, worst=choose(firing.worst, value))
             continue
-        pending_since = None
-        if firing is not None and at - exceeded_at >= alert.keep_s:
+        pending_since, silent_since = None, at if silent_since is None else silent_since
+        if firing is not None and at - silent_since >= alert.keep_s:
             yield attrs.evolve(firing, until=at)
             firing = None
     if firing is not None:

@@ -477,3 +477,9 @@ def _enterable(package: Path) -> Path:
 def _give_up(server: str, *ways: str) -> NoReturn:
     say = pytest.fail if os.environ.get("CI") else pytest.skip
     say(f"no {server} was found: {', or '.join(ways)}")
+
+
+@cache
+def find_prometheus(program: str) -> Path:
+    """Return a program of Debian's package of Prometheus: `prometheus` or `promtool`."""
+    return debian(program, "prometheus") or _give_up("Prometheus", "`apt-get install prometheus`")
