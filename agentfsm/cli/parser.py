@@ -76,6 +76,7 @@ KEY_LIMITS: Final = {
 DATE_PLACEHOLDER: Final = "{logical_date}"
 MISSED_POLICIES: Final = ("skip", "latest", "all")
 COST_GROUPS: Final = ("agent", "model", "purpose", "user", "day", "tenant")
+MESSAGE_FORMS: Final = ("json", "slack")
 UNIT_KINDS: Final = ("user", "session", "run")
 EVALUATION_RUNS: Final = 5
 EVALUATIONS_PARALLEL: Final = 8
@@ -257,6 +258,7 @@ def _add_execute(add: AddParser) -> None:
     )
     _add_drain(worker)
     _add_deltas(worker)
+    _add_notifier(worker, "--alerts-to")
     resume = _add_command(add, "execute:resume", text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
     _add_agent_option(resume)
@@ -677,6 +679,10 @@ def _add_metrics(add: AddParser) -> None:
     test = _add_command(
         sub, "alert_rules:test", text="print when the alerts would have fired; exit code 1 if one still does"
     )
+    text = "evaluate the alerts now, and post those that have begun or ended since the last time"
+    notify = _add_command(sub, "alert_rules:notify", text=text)
+    _add_notifier(notify, "url")
+    notify.add_argument("--test", action="store_true", help="only post a message to see that it arrives")
     for each in (metrics, test):
         each.add_argument(
             "--since", metavar="TIME", type=parse_since, help="from then on, such as 1d (default: the first run)"
@@ -888,6 +894,7 @@ def _add_serve(add: AddParser) -> None:
         help="runs of an agent that may wait for a worker before new ones are refused (default: %(default)s)",
     )
     _add_deltas(serve)
+    _add_notifier(serve, "--alerts-to")
     _add_connections(serve)
     for who, name in (("each user", ""), ("all users of a tenant together", "tenant-")):
         limits = {
@@ -922,6 +929,18 @@ def _add_deltas(takes: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a Redis through which the text that models write reaches the event streams of all servers",
     )
+
+
+def _add_notifier(takes: argparse.ArgumentParser, option: str) -> None:
+    text = "URL to which alerts are posted as they begin and end"
+    takes.add_argument(option, metavar="URL", help=text)
+    takes.add_argument(
+        "--alerts-form",
+        choices=MESSAGE_FORMS,
+        default="json",
+        help="body of a message: json, or slack for receivers that take a text only (default: %(default)s)",
+    )
+    takes.add_argument("--alerts-private", action="store_true", help="the URL may be in a private network")
 
 
 def _add_webhooks(add: AddParser) -> None:

@@ -14,7 +14,7 @@ from agentfsm.mcp.server.service import ClientLimits
 from agentfsm.releases import rollout_log
 from agentfsm.schedules import schedule
 from agentfsm.serve.rate_limits import RateLimits
-from agentfsm.telemetry import costs
+from agentfsm.telemetry import costs, notifier
 
 
 def list_functions(made):
@@ -41,6 +41,7 @@ def test_values_that_are_repeated_are_those_of_the_library():
     assert schedule.DATE_PLACEHOLDER == parser.DATE_PLACEHOLDER
     assert get_args(schedule.MissedPolicy) == parser.MISSED_POLICIES
     assert costs.COST_GROUPS == parser.COST_GROUPS
+    assert get_args(notifier.MessageForm) == parser.MESSAGE_FORMS
     assert rollout_log.UNIT_KINDS == parser.UNIT_KINDS
     assert evaluation_runner.RUNS == parser.EVALUATION_RUNS
     assert evaluation_runner.PARALLEL == parser.EVALUATIONS_PARALLEL

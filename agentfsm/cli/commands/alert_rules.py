@@ -24,10 +24,12 @@ from agentfsm.telemetry.alerts import (
     set_thresholds,
 )
 from agentfsm.telemetry.metrics_summary import read_measurements
+from agentfsm.telemetry.notifier import AlertNotifier, build_test_message
 from agentfsm.telemetry.totals import catch_up_totals
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
+    from agentfsm.ports.store import Store
 
 
 def rules(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -70,6 +72,34 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         if not found:
             terminal.out("no alert would have fired")
     return ExitCode.FAILED if any(each.until is None for each in found) else ExitCode.DONE
+
+
+def notify(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Evaluate the alerts once, and post those that have begun or ended; or post a message to try it."""
+    store = open_existing_store(args.store)
+    notifier = build_notifier(args, store, args.url)
+
+    async def act() -> int:
+        if args.test:
+            return await notifier.send([build_test_message(await store.now())])
+        await catch_up_totals(store)
+        return await notifier.check()
+
+    sent = run_in_store(store, act)
+    if terminal.json:
+        terminal.document({"sent": sent})
+    else:
+        terminal.out(f"sent {format_count(sent, 'message')}")
+    return ExitCode.FAILED if args.test and not sent else ExitCode.DONE
+
+
+def build_notifier(args: argparse.Namespace, store: Store, url: str) -> AlertNotifier:
+    """Return the notifier that the options of a command describe.
+
+    Raises:
+        MisuseError: if the URL is not allowed.
+    """
+    return AlertNotifier(store=store, url=url, form=args.alerts_form, allow_private=args.alerts_private)
 
 
 # Word that the command has in place of the id of a run.

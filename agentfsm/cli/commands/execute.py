@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.ports.store import Store
     from agentfsm.releases import Rollout
+    from agentfsm.telemetry.notifier import AlertNotifier
 
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
@@ -318,7 +319,12 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         )
         work = partial(_work_and_close, engine, own, until_idle=args.until_idle)
     if not args.until_idle:
-        work = partial(_work_and_count, work, agent.store)
+        notifier = None
+        if args.alerts_to is not None:
+            from agentfsm.cli.commands.alert_rules import build_notifier  # noqa: PLC0415  it loads an HTTP client
+
+            notifier = build_notifier(args, agent.store, args.alerts_to)
+        work = partial(_work_and_count, work, agent.store, notifier)
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
@@ -348,11 +354,13 @@ def _open_engine(agent: Agent, **options: Any) -> DBOSEngine:
     return DBOSEngine(agent, **options)
 
 
-async def _work_and_count(work: Callable[[], Awaitable[None]], store: Store) -> None:
+async def _work_and_count(work: Callable[[], Awaitable[None]], store: Store, notifier: AlertNotifier | None) -> None:
     """Execute runs, and keep the totals of the store meanwhile."""
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(Totals(store).follow)
+            if notifier is not None:
+                tasks.start_soon(notifier.follow)
             await work()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:

@@ -50,7 +50,11 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         auth=_build_auth(args, gateway),
         parallel=0 if args.no_worker else args.parallel,
         drain_s=args.drain,
-        groups=(*_list_groups(with_studio=args.studio), *_read_webhooks(args)),
+        groups=(
+            *_list_groups(with_studio=args.studio),
+            *_read_webhooks(args),
+            *_list_notifiers(args, _find_base(agents[0]).store),
+        ),
         limits=_read_limits(gateway, args, ""),
         tenant_limits=_read_limits(gateway, args, "tenant_"),
         max_queue=args.max_queue,
@@ -208,6 +212,15 @@ def _read_webhooks(args: argparse.Namespace) -> tuple[RouteGroup, ...]:
         return ()
     reader: Any = import_module("agentfsm.serve.dialects.webhook_file")
     return (reader.read_webhook_file(args.webhooks).build_routes(os.environ),)
+
+
+def _list_notifiers(args: argparse.Namespace, store: Store) -> tuple[RouteGroup, ...]:
+    if args.alerts_to is None:
+        return ()
+    commands: Any = import_module("agentfsm.cli.commands.alert_rules")
+    endpoints: Any = import_module("agentfsm.serve.endpoints")
+    notifier = commands.build_notifier(args, store, args.alerts_to)
+    return (endpoints.RouteGroup(name="alerts", background=lambda _: notifier.follow()),)
 
 
 def _load_agents(targets: list[str], store: str | None) -> list[Agent | Rollout]:
