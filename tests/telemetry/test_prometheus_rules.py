@@ -51,7 +51,7 @@ def write_rules(path, alert):
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def list_series(log, alert):
+def list_series(log, alert, job):
     """Return the counters of two servers that an alert looks at, as values in the notation of the tool."""
     found, used = [], {alert.parts.metric.name, (alert.wholes or alert.parts).metric.name}
     for (name, labels), points in log.series.items():
@@ -67,26 +67,30 @@ def list_series(log, alert):
                     before = step
                 total += 1.0 if part == "_count" else value
             text.append(f"{total!r}x{int(length_of(alert) / STEP_S) - before}")
-            names = {**dict(zip(metric.labels, labels, strict=True)), "job": "agents"}
+            names = {**dict(zip(metric.labels, labels, strict=True)), "job": job}
             for instance in ("a", "b"):
                 pairs = ", ".join(f'{key}="{value}"' for key, value in (names | {"instance": instance}).items())
                 found.append({"series": f"{name}{part}{{{pairs}}}", "values": " ".join(text)})
     return found
 
 
-def list_expectations(log, alert):
-    """Return when an alert fires in the journals, and when not, apart from the moments of a change."""
+def list_expectations(logs, alert):
+    """Return when an alert fires in the journals of each job, and when not, apart from the moments of a change."""
     found = []
-    firings = replay_alerts(log, 0.0, length_of(alert), [alert])
+    firings = {job: replay_alerts(log, 0.0, length_of(alert), [alert]) for job, log in logs.items()}
 
     def labels_at(at):
-        return [each.labels for each in firings if each.since <= at and (each.until is None or at < each.until)]
+        return [
+            {**each.labels, "job": job, "severity": "warning", "metric": alert.name}
+            for job, fired in firings.items()
+            for each in fired
+            if each.since <= at and (each.until is None or at < each.until)
+        ]
 
     for step in range(1, int(length_of(alert) / INTERVAL_S)):
         at = step * INTERVAL_S
         if labels_at(at - INTERVAL_S) == labels_at(at) == labels_at(at + INTERVAL_S):
-            same = {"job": "agents", "severity": "warning", "metric": alert.name}
-            alerts = [{"exp_labels": {**labels, **same}} for labels in labels_at(at)]
+            alerts = [{"exp_labels": labels} for labels in labels_at(at)]
             found.append({"eval_time": f"{at:.0f}s", "alertname": alert.rule_name, "exp_alerts": alerts})
     return found
 
@@ -96,23 +100,23 @@ def test_the_file_is_one_of_rules():
     promtool("check", "rules", Path(alerts.__file__).with_name("alert_rules.yml"))
 
 
-@pytest.mark.parametrize("name", ALERTS)
-def test_a_rule_fires_as_with_the_journals(name, tmp_path):
-    """At each evaluation, also with two servers that show the same counters."""
-    alert = ALERTS[name]
-    write_rules(tmp_path / "rules.yml", alert)
-    tests = [
-        {
+def test_rules_fire_as_with_the_journals(tmp_path):
+    """At each evaluation, also with two servers that show the same counters, and with several jobs."""
+    files = []
+    for name, alert in ALERTS.items():
+        logs = {f"{name}-{number}": log for number, log in enumerate((FIRING[name], *SILENT[name]))}
+        expected = list_expectations(logs, alert)
+        assert {labels["exp_labels"]["job"] for each in expected for labels in each["exp_alerts"]} == {f"{name}-0"}
+        write_rules(tmp_path / f"{name}.yml", alert)
+        test = {
             "interval": f"{STEP_S:.0f}s",
-            "input_series": list_series(log, alert),
-            "alert_rule_test": list_expectations(log, alert),
+            "input_series": [series for job, log in logs.items() for series in list_series(log, alert, job)],
+            "alert_rule_test": expected,
         }
-        for log in (FIRING[name], *SILENT[name])
-    ]
-    assert any(each["exp_alerts"] for each in tests[0]["alert_rule_test"])
-    document = {"rule_files": ["rules.yml"], "evaluation_interval": f"{INTERVAL_S:.0f}s", "tests": tests}
-    (tmp_path / "test.yml").write_text(json.dumps(document), encoding="utf-8")
-    promtool("test", "rules", tmp_path / "test.yml")
+        document = {"rule_files": [f"{name}.yml"], "evaluation_interval": f"{INTERVAL_S:.0f}s", "tests": [test]}
+        files.append(tmp_path / f"{name}-test.yml")
+        files[-1].write_text(json.dumps(document), encoding="utf-8")
+    promtool("test", "rules", *files)
 
 
 HOUR = 3_600
