@@ -6,7 +6,7 @@
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove
     agentfsm init | completion                                                                set up
-    agentfsm alerts rules | test | notify
+    agentfsm alerts rules | dashboard | test | notify
     agentfsm followers list | drop
     agentfsm totals show | rebuild
     agentfsm schedule add | list | show | next | pause | resume | remove | backfill

@@ -676,6 +676,10 @@ def _add_metrics(add: AddParser) -> None:
     _add_purpose(metrics)
     sub = _add_group(add, "alerts", "print the rules for Prometheus, or test their thresholds with the journals")
     rules = _add_command(sub, "alert_rules:rules", text="print the alerts as a file of rules for Prometheus")
+    board = _add_command(
+        sub, "alert_rules:dashboard", text="print a Grafana board of the metrics, or write it to a file"
+    )
+    board.add_argument("file", metavar="FILE", nargs="?", help="file of the board (default: stdout)")
     test = _add_command(
         sub, "alert_rules:test", text="print when the alerts would have fired; exit code 1 if one still does"
     )
@@ -687,7 +691,7 @@ def _add_metrics(add: AddParser) -> None:
         each.add_argument(
             "--since", metavar="TIME", type=parse_since, help="from then on, such as 1d (default: the first run)"
         )
-    for each in (rules, test):
+    for each in (rules, board, test):
         each.add_argument(
             "--set",
             metavar="METRIC=NUMBER",

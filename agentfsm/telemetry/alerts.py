@@ -51,8 +51,8 @@ class Series(Value):
     without: tuple[str, ...] = ()
     """Values of the label that are left out."""
 
-    part: Literal["", "sum", "count"] = ""
-    """Of a histogram: the sum of its values, or their number; empty for a counter."""
+    part: Literal["", "sum", "count", "bucket"] = ""
+    """Of a histogram: the sum of its values, their number, or that of those up to each bound; empty for a counter."""
 
     def selects(self, labels: tuple[str, ...]) -> bool:
         """Return whether a series with these labels is added up."""
@@ -61,20 +61,23 @@ class Series(Value):
         value = labels[self.metric.labels.index(self.label)]
         return value in self.only if self.only else value not in self.without
 
-    def format_query(self, window_s: float) -> str:
+    def format_query(self, window: str, *matchers: str) -> str:
         """Return the increase in a window, as PromQL, of each series of a store.
 
         All servers of a store show the same counters, so the increase is that of their maximum: a server that starts,
         ends or is replaced changes nothing. Those of a job are the servers of a store.
+
+        Args:
+            window: The window and the seconds between two values that are looked at, such as "1h:1m".
+            matchers: Further conditions on labels, such as 'agent="shop"'.
         """
         name = f"{self.metric.name}_{self.part}" if self.part else self.metric.name
-        matcher = ""
         if self.label:
             operator, values = ("=~", self.only) if self.only else ("!~", self.without)
-            matcher = f'{{{self.label}{operator}"{"|".join(values)}"}}'
-        labels = ", ".join(["job", *self.metric.labels])
-        window, step = _format_span(window_s), _format_span(STEP_S if window_s < DAY_S else 5 * STEP_S)
-        return f"increase(max by ({labels}) ({name}{matcher})[{window}:{step}])"
+            matchers = (f'{self.label}{operator}"{"|".join(values)}"', *matchers)
+        selector = f"{{{', '.join(matchers)}}}" if matchers else ""
+        labels = ["job", *self.metric.labels, *(["le"] if self.part == "bucket" else [])]
+        return f"increase(max by ({', '.join(labels)}) ({name}{selector})[{window}])"
 
 
 @attrs.frozen(kw_only=True)
@@ -293,7 +296,7 @@ def format_rules(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
     ]
     for each in alerts:
         if each.has_baseline:  # kept, since 7 days of it are too many to compute each time
-            by, query = _join_labels(each), each.parts.format_query(each.window_s)
+            by, query = _join_labels(each), each.parts.format_query(_format_window(each))
             began = f"sum by ({by}) ({each.parts.metric.name}) > 0"  # it is there, at 0, long before the first call
             lines += [f"      - record: {each.record}", f"        expr: sum by ({by}) ({query}) and {began}"]
         where = " ".join(f"{{{{ $labels.{label} }}}}" for label in each.by)
@@ -315,24 +318,37 @@ def format_rules(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
 
 def _format_expression(alert: Alert) -> Iterator[str]:
     """Yield the lines of an alert's expression in PromQL."""
-    window = _format_span(alert.window_s)
-    total = f"sum by ({_join_labels(alert)}) ({{}})"
-    value = total.format(alert.parts.format_query(alert.window_s))
     compared = f"{'<' if alert.is_minimum else '>'} {alert.threshold:.12g}"
     if alert.has_baseline:
-        history = f"{alert.record}[{_format_span(BASELINE_S)}:1h] offset {window}"
+        history = f"{alert.record}[{_format_span(BASELINE_S)}:1h] offset {_format_span(alert.window_s)}"
         yield f"{alert.record} / quantile_over_time(0.5, {history}) {compared}"
         yield f"and {alert.record} >= {alert.at_least}"
         yield f"and count_over_time({history}) >= {MIN_BASELINE_HOURS}"
-    elif alert.wholes is None:
-        yield f"{value} {compared}"
-    else:
-        count = total.format(alert.wholes.format_query(alert.window_s))
-        if alert.parts.label:
-            value = f"({value} or 0 * {count})"  # Prometheus has no series for an outcome that has not occurred
-        scaled = value if alert.scale == 1 else f"{alert.scale:g} * {value}"
-        yield f"{scaled} / {count} {compared}"
-        yield f"and {count} >= {alert.at_least}"
+        return
+    yield f"{format_value(alert, _format_window(alert))} {compared}"
+    if alert.wholes is not None:
+        yield f"and {_format_sum(alert, alert.wholes, _format_window(alert))} >= {alert.at_least}"
+
+
+def format_value(alert: Alert, window: str, *matchers: str) -> str:
+    """Return what an alert without a baseline compares, as PromQL; the window and matchers are as for a series."""
+    value = _format_sum(alert, alert.parts, window, *matchers)
+    if alert.wholes is None:
+        return value
+    count = _format_sum(alert, alert.wholes, window, *matchers)
+    if alert.parts.label:
+        value = f"({value} or 0 * {count})"  # Prometheus has no series for an outcome that has not occurred
+    scaled = value if alert.scale == 1 else f"{alert.scale:g} * {value}"
+    return f"{scaled} / {count}"
+
+
+def _format_sum(alert: Alert, series: Series, window: str, *matchers: str) -> str:
+    return f"sum by ({_join_labels(alert)}) ({series.format_query(window, *matchers)})"
+
+
+def _format_window(alert: Alert) -> str:
+    step = STEP_S if alert.window_s < DAY_S else 5 * STEP_S
+    return f"{_format_span(alert.window_s)}:{_format_span(step)}"
 
 
 def _join_labels(alert: Alert) -> str:

@@ -483,3 +483,11 @@ def _give_up(server: str, *ways: str) -> NoReturn:
 def find_prometheus(program: str) -> Path:
     """Return a program of Debian's package of Prometheus: `prometheus` or `promtool`."""
     return debian(program, "prometheus") or _give_up("Prometheus", "`apt-get install prometheus`")
+
+
+def promtool(*words: str | Path) -> str:
+    """Run Prometheus' tool, which must succeed, and return its output."""
+    command = [find_prometheus("promtool"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[:4_000]
+    return done.stdout

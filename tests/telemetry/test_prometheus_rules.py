@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from agentfsm.telemetry.metrics_summary import read_measurements
 from agentfsm.telemetry.totals import Totals
 from agentfsm.testing import ScriptedModel
 from tests.support.alert_logs import FIRING, SILENT
-from tests.support.database_servers import find_prometheus
+from tests.support.database_servers import find_prometheus, promtool
 from tests.support.port_servers import listening
 from tests.support.recorded_tasks import record_task
 from tests.support.server_reaper import await_that
@@ -32,15 +31,6 @@ from tests.support.server_reaper import await_that
 def length_of(alert):
     """Return the seconds in which an alert begins and ends in the logs."""
     return 32 * 3_600 if alert.has_baseline else alert.window_s + 3 * 3_600
-
-
-def promtool(*words):
-    """Run Prometheus' tool. Its errors are in the output."""
-    done = subprocess.run(
-        [find_prometheus("promtool"), *map(str, words)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[:4_000]
-    return done.stdout
 
 
 def write_rules(path, alert):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,6 +24,7 @@ from agentfsm.telemetry.alerts import (
     replay_alerts,
     set_thresholds,
 )
+from agentfsm.telemetry.dashboard import format_dashboard
 from agentfsm.telemetry.metrics_summary import read_measurements
 from agentfsm.telemetry.notifier import AlertNotifier, build_test_message
 from agentfsm.telemetry.totals import catch_up_totals
@@ -40,6 +42,17 @@ def rules(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.document({"alerts": documents})
     else:
         terminal.out(format_rules(alerts).removesuffix("\n"))
+    return ExitCode.DONE
+
+
+def dashboard(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print a Grafana board with the thresholds of the alerts, or write it to a file."""
+    board = format_dashboard(set_thresholds(dict(args.set)))
+    if args.file is not None:
+        Path(args.file).write_text(board, encoding="utf-8")
+        terminal.out(f"wrote {args.file}: import it in Grafana, or provision it")
+    else:
+        terminal.out(board.removesuffix("\n"))
     return ExitCode.DONE
 
 
