@@ -1,4 +1,4 @@
-"""A Grafana board of the metrics of `agentfsm serve`, in the classic JSON model, which Grafana 10 to 13 load.
+"""A Grafana board of the metrics of `agentfsm serve`, in Grafana's classic JSON model.
 
 Panels are a table, and name the metrics and alerts of theirs. Counters of runs are the same at all servers of a store,
 so a panel takes the maximum of these, as the rules do.
@@ -15,7 +15,7 @@ import attrs
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.alerts import ALERTS, Alert, Series, format_value
 
-# Version of the classic model: that of Grafana 12.2 and 13. Older ones read what they know of it.
+# Version of the classic model: that of Grafana 12.2. Newer ones convert it, older ones read what they know of it.
 SCHEMA_VERSION: Final = 42
 # The time that counters are added up over, a variable of the board, and the step between two of their values.
 WINDOW: Final = "$window:1m"
