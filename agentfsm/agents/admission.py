@@ -1,7 +1,7 @@
 """The checks of everything that a person or a program says to a run, the same at every door.
 
-The doors are HTTP, AG-UI, chat completions, MCP, webhooks, the command line and schedules. The Python interface has
-none of these checks: a program passes exactly the text that the model is to read.
+The doors are HTTP, AG-UI, UI messages, editors, chat completions, MCP, webhooks, the command line and schedules. The
+Python interface has none of these checks: a program passes exactly the text that the model is to read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command line.
 
-    agentfsm demo | chat | run | submit | worker | resume | serve | webhooks                  execute
+    agentfsm demo | chat | run | submit | worker | resume | serve | acp | webhooks            execute
              runs | show | logs | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
              approve | allowances | reject | settle | answer | send | pause | cancel | feedback   decide
              fork | replay | diff                                                             fork and compare

@@ -191,6 +191,12 @@ def _add_execute(add: AddParser) -> None:
         "--continue", dest="continues", action="store_true", help="continue the newest conversation with this agent"
     )
     talk.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
+    editor = _add_command(
+        add, "acp:serve", name="acp", text="serve an agent to an editor, over the Agent Client Protocol"
+    )
+    _add_agent(editor)
+    editor.add_argument("--user", metavar="NAME", help="user of the editor (default: that of the operating system)")
+    _add_drain(editor)
     submit = _add_command(add, "execute:submit", text="store a run for a worker to execute, and print its id")
     for starts in (run, submit):
         _add_agent(starts)

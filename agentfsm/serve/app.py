@@ -30,6 +30,7 @@ from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.dialects.chat_completions import OPENAI
 from agentfsm.serve.dialects.mcp_sessions import ALLOWED_HEADERS, MCP, SESSION_HEADER
+from agentfsm.serve.dialects.ui_messages import UI_MESSAGES
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.errors import SERVER_FAILED
 from agentfsm.serve.gateway import Gateway
@@ -57,7 +58,7 @@ _PAGE_HEADERS: Final = (
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, ROLLOUTS, AG_UI, OPENAI, MCP)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, ROLLOUTS, AG_UI, OPENAI, UI_MESSAGES, MCP)
 
 
 @attrs.frozen(eq=False)

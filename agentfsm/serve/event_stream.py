@@ -207,6 +207,9 @@ class RunEventStream:
     scopes: set[anyio.CancelScope]
     """Scopes of the active streams, which the shutdown of the server cancels."""
 
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers of the response, beside those of every stream."""
+
     _ending: Ending = attrs.field(default=Ending.SHUTDOWN, init=False)
     """Reason of the cancellation of `_scope`."""
 
@@ -250,6 +253,7 @@ class RunEventStream:
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),  # a proxy must not collect events
             (b"location", locate_run(scope, self.run_id).encode()),
+            *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         with self._scope:

@@ -18,6 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # A use of each extra that imports its packages.
 USES = {
+    "acp": "import agentfsm.serve.dialects.acp",
     "anthropic": "from agentfsm.models import Anthropic; Anthropic('claude', api_key='k')",
     "cli": "import agentfsm.cli.line_editor, agentfsm.cli.render.rich_chat; from agentfsm.cli import main; "
     "assert main(['completion', 'bash']) == 0",
@@ -42,6 +43,7 @@ USES = {
 }
 # Packages of extras that an environment without extras must not see.
 ABSENT = (
+    "acp",
     "anthropic",
     "apsw",
     "google.genai",

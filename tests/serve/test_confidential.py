@@ -19,7 +19,9 @@ from tests.support.gateways import named, serving
 TEXTS = {"shop": "PLAIN-SECRET", "desk": "RESOLVED-SECRET", "helper": "INNER-SECRET"}
 KEYS = [named("ann", "", "run"), named("eve", "", "run+approve")]
 READS = [each for group in ROUTE_GROUPS for each in group.endpoints if each.method == "GET" and each.scope != "admin"]
-QUERIES = {"request": {"turn": "1"}, "diff": {"at": "0"}, "costs": {"by": "user"}}
+QUERIES = {"request": {"turn": "1"}, "diff": {"at": "0"}, "costs": {"by": "user"}, "stream": {"after": "0"}}
+
+SENT = {"type": "text", "text": "again"}
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ async def test_only_administrators_read_instructions():
                 for run_id in ids if "{run_id}" in endpoint.path else ids[:1]:
                     for agent in agents if "{agent}" in endpoint.path else agents[:1]:
                         named = {"run_id": run_id, "response_id": f"resp_{run_id}"}
-                        path = endpoint.path.format(**named, agent=agent.name, model="shop")
+                        path = endpoint.path.format(**named, agent=agent.name, model="shop", chat="s")
                         query = QUERIES.get(path.rpartition("/")[2], {})
                         found = await client.get(path, params=query, headers=key)
                         assert find_secrets(found.text) == [], path
@@ -86,6 +88,7 @@ async def test_only_administrators_read_instructions():
             ("/v1/chat/completions", {"model": "desk", "messages": [message], "stream": True}),
             ("/v1/responses", {"model": "desk", "input": "again", "stream": True}),
             ("/v1/agents/desk/ag-ui", {"threadId": "t", "runId": "r", "messages": [message]}),
+            ("/v1/agents/desk/ui-messages", {"id": "u", "messages": [{"role": "user", "parts": [SENT]}]}),
         ]:
             found = await client.post(path, json=body, headers=KEYS[0])
             assert found.status_code == 200

@@ -110,6 +110,25 @@ class World:
         given = {"interruptId": found["id"], "status": "resolved", "payload": payload}
         return await self.post("/v1/agents/shop/ag-ui", body | {"resume": [given]})
 
+    async def decide_on_page(self, state, **given):
+        """Decide, on a page of `useChat`, on a new run that waits for an approval and an answer."""
+        self.number += 1
+        url, chat = "/v1/agents/shop/ui-messages", f"ui{self.number}"
+        text = (await self.client.post(url, json=send_on_page(chat, "wait"))).text
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        [asked] = [each for each in chunks if each["type"] == "tool-approval-request"]
+        [wait] = [each for each in chunks if each["type"] == "data-wait"]
+        if state == "approval-responded":
+            parts = [{"type": "tool-pay", "state": state, "approval": {"id": asked["approvalId"], **given}}]
+        else:
+            parts = [{"type": "tool-ask", "state": state, "toolCallId": wait["data"]["toolCallId"], **given}, wait]
+        return await self.post(url, {"id": chat, "messages": [{"role": "assistant", "parts": parts}]})
+
+
+def send_on_page(chat, text):
+    message = {"id": f"m-{chat}", "role": "user", "parts": [{"type": "text", "text": text}]}
+    return {"id": chat, "messages": [message], "trigger": "submit-message"}
+
 
 @asynccontextmanager
 async def opened():
@@ -222,6 +241,21 @@ async def settle_ag_ui(world, _name, _run, text):
     return await world.resume("outcome", {"result": text}, "lose")
 
 
+@door("POST /v1/agents/{agent}/ui-messages")
+async def start_ui_messages(world, _name, run, text):
+    return await world.post("/v1/agents/shop/ui-messages", send_on_page(run, text))
+
+
+@door("POST /v1/agents/{agent}/ui-messages with a rejection")
+async def reject_on_page(world, _name, _run, text):
+    return await world.decide_on_page("approval-responded", approved=False, reason=text)
+
+
+@door("POST /v1/agents/{agent}/ui-messages with an answer")
+async def answer_on_page(world, _name, _run, text):
+    return await world.decide_on_page("output-available", output=text)
+
+
 @door("POST /v1/chat/completions")
 async def chat(world, _name, _run, text):
     body = {"model": "shop", "messages": [{"role": "user", "content": text}], "metadata": {"conversation": "c"}}
@@ -293,6 +327,8 @@ async def test_each_door_refuses_the_same_parts():
             head, _, content = url.removeprefix("data:").partition(";base64,")
             source = {"type": "data", "mimeType": head, "value": content} if content else {"type": "url", "value": url}
             message = {"role": "user", "content": [{"type": kinds[kind], "source": source}]}
+            page = send_on_page(f"p{number}", "x")
+            page["messages"][0]["parts"] = [{"type": "file", "mediaType": f"{kind}/x", "url": url}]
             parts = [{"is": f"{kind.title()}Part", "url": url}]
             observed = first["event"] | {"inputs": [{"kind": "user", "parts": parts, "labels": []}]}
             fork = {"at": first["version"], "withhold": True, "edit": {str(first["version"]): observed}}
@@ -302,6 +338,7 @@ async def test_each_door_refuses_the_same_parts():
                 await world.post(
                     "/v1/agents/shop/ag-ui", {"threadId": f"t{number}", "runId": f"r{number}", "messages": [message]}
                 ),
+                await world.post("/v1/agents/shop/ui-messages", page),
                 await world.post(f"/v1/runs/{run}/fork", fork),
             ]
             if kind != "audio":  # of which OpenAI has data only

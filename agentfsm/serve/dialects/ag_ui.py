@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from agentfsm.serve.event_stream import RunEventStream
     from agentfsm.serve.gateway import Gateway
 
-_Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ClientId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class _DialectBody(RequestBody):
@@ -74,10 +74,10 @@ class ResumeBody(_DialectBody):
 class RunAgentBody(_DialectBody):
     """`RunAgentInput` of AG-UI."""
 
-    threadId: _Id  # noqa: N815  the protocol's name
+    threadId: ClientId  # noqa: N815  the protocol's name
     """Id of the conversation: the caller's session of this name."""
 
-    runId: _Id  # noqa: N815  the protocol's name
+    runId: ClientId  # noqa: N815  the protocol's name
     """Id that the client gives to the run; the caller's own, and not the id in the store. A request that is repeated
     with it has no further effect.
     """
@@ -118,7 +118,7 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     if latest is not None and not latest.is_over and (await gateway.find_keyed_run(caller, body.runId))[1] is None:
         await _report_page(gateway, caller, latest, metadata, body.runId)
     if body.resume:
-        run_id, versions = await _resume(gateway, caller, agent, body.resume)
+        run_id, versions = await answer_interrupts(gateway, caller, agent, body.resume)
         await give_results(gateway, caller, list_front_end_calls(await gateway.runs.load(run_id)), results)
         return await gateway.open_stream(run_id, versions, encoder)
     if prompt is None:
@@ -285,7 +285,9 @@ class _InterruptId(Value):
         return cls(run_id=unquote(run_id), call_id=unquote(call_id), digest=unquote(digest), position=position)
 
 
-async def _resume(gateway: Gateway, caller: Caller, agent: str, answers: list[ResumeBody]) -> tuple[str, Versions]:
+async def answer_interrupts(
+    gateway: Gateway, caller: Caller, agent: str, answers: list[ResumeBody]
+) -> tuple[str, Versions]:
     """Apply the answers to the interrupts of a run. Return its id and the position of the interrupts.
 
     Raises:

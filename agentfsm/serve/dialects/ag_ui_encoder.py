@@ -416,13 +416,16 @@ def _convert_part(part: Part) -> Event:
 # Interrupts.
 
 
+def format_interrupt_id(item: Pending, position: str) -> str:
+    """Return the id of a wait: it names the call, the digest of what is shown, and the position of the stream."""
+    return "/".join([quote(item.run_id, safe=""), quote(item.call_id, safe=""), quote(item.digest, safe=""), position])
+
+
 def _build_interrupt(encoder: AGUIEncoder, item: Pending, position: str) -> Event:
-    """Return an interrupt. Its id names the call, the digest of what is shown, and the position of the stream."""
-    parts = (quote(item.run_id, safe=""), quote(item.call_id, safe=""), quote(item.digest, safe=""), position)
     questions = " ".join(question.message for question in item.questions)
     what = item.error or questions or item.reason or item.description or f"{item.kind} of {item.tool or 'the run'}"
     interrupt: Event = {
-        "id": "/".join(parts),
+        "id": format_interrupt_id(item, position),
         "reason": str(item.kind),
         "message": what,
         "metadata": {"runId": item.run_id, "callId": item.call_id, "tool": item.tool, "arguments": item.arguments},
