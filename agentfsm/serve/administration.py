@@ -49,7 +49,10 @@ _NAME_DIGITS: Final = 12
 
 
 async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """List the sessions of the caller, or with the scope "approve" of the tenant, each with its last run."""
+    """List the sessions of the caller, or with the scope "approve" of the tenant, each with its last run.
+
+    `user` is the caller, who can continue its own sessions only.
+    """
     query = request.query_params
     limit = max(1, read_number(query, "limit", SESSIONS, MAX_SESSIONS))
     user = read_text(query, "user") if caller.allows("approve") else caller.user
@@ -72,7 +75,7 @@ async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _bod
         {"session": row["session"], "user": row["user"], "last": row, "runs": count}
         for row, (_, count) in zip(rows, found.values(), strict=True)
     ]
-    return JSONDocument({"sessions": sessions, "is_whole": is_whole})
+    return JSONDocument({"sessions": sessions, "is_whole": is_whole, "user": caller.user})
 
 
 async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _body: object) -> Response:

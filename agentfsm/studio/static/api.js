@@ -38,8 +38,8 @@ async function send(method, path, body, options = {}) {
   return response;
 }
 
-async function read(method, path, body) {
-  const response = await send(method, path, body);
+async function read(method, path, body, options) {
+  const response = await send(method, path, body, options);
   return response.status === 204 ? null : response.json();
 }
 
@@ -48,11 +48,15 @@ function query(values) {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
+/** Return a random key for a request, with which it may be sent again. */
+export const newKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 const runPath = (id, rest = "") => `/v1/runs/${encodeURIComponent(id)}${rest}`;
 
 export const api = {
   machine: () => read("GET", "/v1/machine"),
   runs: (filters) => read("GET", `/v1/runs${query(filters)}`),
+  start: (body, key) => read("POST", "/v1/runs", body, { headers: { "idempotency-key": key } }),
   run: (id) => read("GET", runPath(id)),
   details: (id) => read("GET", runPath(id, "/details")),
   journal: (id, after) => read("GET", runPath(id, `/journal${query({ after, limit: 2000 })}`)),

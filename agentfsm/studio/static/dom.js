@@ -25,7 +25,8 @@ export function escapeHidden(text) {
   return hiddenParts(String(text)).map((part) => (part.isHidden ? `⟨${part.text}⟩` : part.text)).join("");
 }
 
-function append(element, children) {
+/** Add content to an element: texts, elements, and lists of both. */
+export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     if (child instanceof Node) element.append(child);

@@ -1,5 +1,5 @@
 // The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
-import { credentials } from "./api.js";
+import { api, credentials } from "./api.js";
 import { every, fill, h } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
 import { PAGES } from "./pages/index.js";
@@ -18,15 +18,21 @@ const links = PAGES.map((page) => h("a", { href: `#/${page.path}`, "data-path": 
 function readRoute() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
-  return { name: name || "runs", rest: rest.map(decodeURIComponent), parameters: new URLSearchParams(search) };
+  return { name, rest: rest.map(decodeURIComponent), parameters: new URLSearchParams(search) };
 }
 
 async function show() {
   const { name, rest, parameters } = readRoute();
   const number = ++shown;
+  if (!name) {
+    const { agents } = await api.agents().catch(() => ({ agents: [] }));
+    if (number !== shown) return;
+    history.replaceState(null, "", agents.length ? "#/talk" : "#/runs");
+    return void await show();
+  }
   closePage?.();
   closePage = null;
-  const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? PAGES[0];
+  const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? PAGES.find((each) => each.path === "runs");
   for (const link of links) {
     if (link.dataset.path === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -78,7 +84,7 @@ function buildFrame() {
   document.body.replaceChildren(
     h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("Skip to the content")),
     h("nav", { "aria-label": t("Studio") },
-      h("a", { class: "brand", href: "#/runs" }, h("img", { src: "icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "agentfsm", h("small", {}, "studio"))),
+      h("a", { class: "brand", href: "#/" }, h("img", { src: "icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "agentfsm", h("small", {}, "studio"))),
       h("div", { class: "links" }, links),
       h("div", { class: "settings" }, theme, chosen, signOut)),
     main);
@@ -119,7 +125,7 @@ function start() {
 
 const given = LINK.exec(location.hash)?.[1];
 const key = given && decodeURIComponent(given);
-if (key) history.replaceState(null, "", `${location.pathname}#/runs`);
+if (key) history.replaceState(null, "", `${location.pathname}#/`);
 if (key && credentials.get() && credentials.get() !== key) askToReplace(key);
 else {
   if (key) credentials.set(key);

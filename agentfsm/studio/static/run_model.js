@@ -6,6 +6,8 @@ import { fold, Journal } from "./journal.js";
 // Milliseconds between two drawings, at least.
 const DRAW_MS = 120;
 const DETAILS_MS = 300;
+/** Statuses of a run that does not go on. */
+export const OVER = ["done", "failed"];
 
 export class RunModel {
   constructor(id, machine, changed) {
@@ -30,12 +32,22 @@ export class RunModel {
     return this.chosen === null || this.chosen >= this.journal.version;
   }
 
-  async open() {
-    await Promise.all([this.readDetails(), this.readJournal()]);
+  /** Whether the run is over, as its events say or its status, whichever is read first. */
+  get isOver() {
+    return this.view.stop !== null || OVER.includes(this.details?.status);
+  }
+
+  /** Read the run and follow it. The journal of a new one is only followed, so that no text of its model is missed. */
+  async open({ isNew = false } = {}) {
+    if (isNew) this.follow();
+    await Promise.all([this.readDetails(), !isNew && this.readJournal()]);
     this.isLoaded = true;
     this.refresh();
-    if (this.error) return;
-    follow(this.id, String(this.journal.version), {
+    if (!isNew && !this.error) this.follow();
+  }
+
+  follow() {
+    follow(this.id, this.journal.version ? String(this.journal.version) : "", {
       event: (item) => this.addEvent(item),
       delta: (delta) => this.addDelta(delta),
       status: (word) => {
@@ -64,7 +76,7 @@ export class RunModel {
   addEvent({ run_id: runId, version, event }) {
     if (runId === this.id) this.journal.add(version, event);
     else this.children.set(runId, version);
-    if (runId === this.id && this.draft && event.usage) this.draft = null;
+    if (runId === this.id && (event.usage || event.message)) this.draft = null;
     this.loadDetails();
     this.draw();
   }

@@ -9,6 +9,12 @@ export const ZH = {
   "This did not work.": "操作没有成功。", "The server does not answer.": "服务器没有响应。",
   "running": "运行中", "waiting": "等待中", "done": "完成", "failed": "失败", "idle": "无人执行", "queued": "排队中",
   "just now": "刚刚", "{time} ago": "{time} 前", "expired": "已过期", "expires in {time}": "{time} 后过期",
+  // Talk.
+  "Talk": "对话", "new session": "新会话", "Conversation": "对话内容", "Message": "消息", "Write a message…": "输入消息…", "Stop": "停止", "Retry": "重试", "as {user}": "以 {user} 的身份",
+  "Decide above first, or stop the run.": "请先在上方做出决定，或停止运行。", "The run reads a message at its next turn.": "运行会在下一轮读到消息。", "read at the next turn": "将在下一轮读取", "Show earlier runs": "显示更早的运行",
+  "Attach…": "添加附件…", "Attachments": "附件", "Remove {name}": "移除 {name}", "A message has {n} files at most.": "一条消息最多 {n} 个文件。",
+  "{name} is not of a type that models take: {types}": "模型不接受 {name} 的类型。可用类型：{types}", "{name} is too large: the files of a message have 3 MB at most.": "{name} 太大：一条消息的文件最多 3 MB。",
+  "Picture: {name}": "图片：{name}", "without a name": "未命名", "stopped": "已停止",
   // Runs.
   "Search prompt, id, agent, user": "搜索任务、编号、智能体、用户", "Search": "搜索", "State": "状态", "all states": "全部状态",
   "waiting or not": "全部", "not waiting": "不在等待", "production": "生产", "evaluations": "评测", "Agent": "智能体", "User": "用户", "Session": "会话", "sub-agents": "子智能体",

@@ -4,7 +4,8 @@ import { costs } from "./costs.js";
 import { rollouts } from "./rollouts.js";
 import { runs } from "./runs.js";
 import { sessions } from "./sessions.js";
+import { talk } from "./talk.js";
 import { waiting } from "./waiting.js";
 import { workers } from "./workers.js";
 
-export const PAGES = [runs, waiting, agents, sessions, costs, rollouts, workers];
+export const PAGES = [talk, runs, waiting, agents, sessions, costs, rollouts, workers];

@@ -1,25 +1,24 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
 import { api } from "../api.js";
-import { continueCard, standstillKey } from "../continue.js";
-import { decisionCards, itemKey } from "../decide.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
 import { clock, compact, costOf, count, date, duration, money } from "../format.js";
 import { t } from "../i18n.js";
 import { tokensOf } from "../journal.js";
 import { drawMachine } from "../machine.js";
+import { markdown } from "../markdown.js";
 import { PANELS } from "../panels/index.js";
 import { summarise } from "../panels/events.js";
 import { actionButton, chip, failure, facts, runLink } from "../parts.js";
-import { RunModel } from "../run_model.js";
+import { OVER, RunModel } from "../run_model.js";
 import { drawTimeline, PAGE } from "../timeline.js";
+import { waitsBox } from "../waits.js";
 
 // Milliseconds between two drawings of what is running.
 const TICK_MS = 700;
 // Milliseconds between two readings of the status, which changes without an event when a process dies.
 const STATUS_MS = 4000;
 const STATUS = { done: "done", error: "failed" };
-const OVER = ["done", "failed"];
 
 export const run = {
   async mount(main, parameters, id) {
@@ -45,7 +44,7 @@ function build(main, model, parts, parameters) {
   parts.first = null;
   parts.travel = buildTravel(model, parts);
   parts.panels = buildPanels(model, parts, parameters.get("panel"));
-  parts.waits = h("div", {});
+  parts.waits = waitsBox(model);
   parts.outcome = h("div", {});
   parts.latest = h("ol", { class: "latest" });
   parts.actions = buildActions(model);
@@ -57,7 +56,7 @@ function build(main, model, parts, parameters) {
       parts.panels.element,
       parts.travel.element),
     h("aside", { class: "run-side", "aria-label": t("Decisions and controls") },
-      parts.waits, parts.outcome, parts.actions.element, h("h2", {}, t("Latest events")), parts.latest)));
+      parts.waits.element, parts.outcome, parts.actions.element, h("h2", {}, t("Latest events")), parts.latest)));
 }
 
 function draw(model, parts) {
@@ -72,7 +71,7 @@ function draw(model, parts) {
   drawFacts(model, parts);
   fill(parts.machine, drawMachine(model.machine.table, model.view));
   drawTurns(model, parts);
-  drawWaits(model, parts);
+  parts.waits.update();
   drawOutcome(model, parts);
   drawLatest(model, parts);
   parts.actions.update();
@@ -163,22 +162,6 @@ function drawTurns(model, parts) {
     ]);
 }
 
-function drawWaits(model, parts) {
-  const { details } = model;
-  if (!details) return;
-  const posted = (item) => details.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id);
-  const keys = details.pending.map((item) => itemKey(item) + Boolean(posted(item)));
-  const key = JSON.stringify([...keys, standstillKey(details)]);
-  if (parts.waitsKey === key) return; // a text that is being written stays
-  parts.waitsKey = key;
-  const done = () => model.loadDetails();
-  const items = details.continuation ? details.pending.filter((item) => !["pause", "crash"].includes(item.kind)) : details.pending;
-  fill(parts.waits,
-    continueCard(details, done),
-    items.length > 0 && h("h2", {}, t("Waits for you")),
-    decisionCards(model.id, items, { done, posted, asker: details }));
-}
-
 function drawOutcome(model, parts) {
   const { stop, turns } = model.view;
   const key = JSON.stringify(stop);
@@ -188,7 +171,7 @@ function drawOutcome(model, parts) {
   const isDone = stop.reason === "completed";
   const text = isDone ? turns.at(-1)?.event.message?.text : stop.message;
   fill(parts.outcome, h("section", { class: `result-card ${isDone ? "done" : "failed"}` },
-    h("h2", {}, isDone ? t("Answer") : t(`stop ${stop.reason}`)), h("p", { class: "text" }, text)));
+    h("h2", {}, isDone ? t("Answer") : t(`stop ${stop.reason}`)), isDone ? markdown(text ?? "") : h("p", { class: "text" }, text)));
 }
 
 function drawLatest(model, parts) {

@@ -1,12 +1,14 @@
 // The conversation: prompt, inputs, replies with their calls, notes of the engine.
 import { fill, h } from "../dom.js";
 import { t } from "../i18n.js";
+import { markdown } from "../markdown.js";
 import { callLine } from "../parts.js";
 
 // Entries that are shown at once.
 const PAGE = 60;
 
-const WHO = {
+/** Names of the kinds of entries. */
+export const WHO = {
   prompt: "user",
   input: "input",
   fault: "model failed",
@@ -55,13 +57,18 @@ function entryLine(who, kind, ...content) {
 function drawEntry(entry, run) {
   const who = entry.kind === "reply" ? t("turn {n}", { n: entry.turn }) : t(WHO[entry.kind]);
   const { message } = entry;
-  const results = entry.calls?.filter((call) => call.result?.content) ?? [];
   return entryLine(who, entry.kind,
     message?.thinking && h("details", {}, h("summary", {}, t("Thinking")), h("p", { class: "text soft" }, message.thinking)),
-    (message?.text || entry.text) && h("p", { class: "text" }, message?.text || entry.text),
-    entry.calls?.map((call) => h("div", {}, callLine(call, run.id),
-      results.includes(call) && h("details", { class: "result" }, h("summary", {}, preview(call.result.content)), h("pre", {}, call.result.content)))),
+    message?.text && markdown(message.text),
+    entry.text && h("p", { class: "text" }, entry.text),
+    callLines(entry, run.id),
     entry.by && h("span", { class: "soft" }, entry.by));
+}
+
+/** The calls of an entry, each with its result. */
+export function callLines(entry, runId) {
+  return entry.calls?.map((call) => h("div", {}, callLine(call, runId),
+    call.result?.content && h("details", { class: "result" }, h("summary", {}, preview(call.result.content)), h("pre", {}, call.result.content))));
 }
 
 function preview(text) {
