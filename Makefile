@@ -8,6 +8,10 @@ TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp tests/stores tests/upgrade tests/crash
 SERVE := tests/serve tests/studio
+# The Markdown parser of the studio's pages, a file of this npm package: `make vendor` fetches it.
+MARKDOWN_IT := 15.0.3
+MARKDOWN_IT_SHA256 := d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30
+VENDOR := $(CURDIR)/agentfsm/studio/static/vendor
 REST := $(filter-out $(TRACED) $(DOORS) $(SERVE) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 # The parts of the soak, and the minutes that each takes on two cores. A part that comes near 45 is to be split.
@@ -30,7 +34,7 @@ SOAK_serve := $(SERVE)  ## 13 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed recorded stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
-.PHONY: help demo test check types lowest matrix bench soak docs site reference diagram format clean
+.PHONY: help demo test check types lowest matrix bench soak docs site reference diagram vendor format clean
 
 help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -127,6 +131,11 @@ reference: $(VENV)/ready  ## write the API reference to build/reference, from th
 
 diagram: $(VENV)/ready  ## draw the pictures of docs: the machine, timelines, a terminal
 	$(BIN)/python tests/draw.py
+
+vendor:  ## fetch the Markdown parser of the studio from npm again, after a change of its version above
+	cd "$$(mktemp -d)" && npm pack --silent markdown-it@$(MARKDOWN_IT) && tar -xzf *.tgz \
+	&& cp package/dist/browser/markdown-it.esm.min.mjs $(VENDOR)/markdown-it.js && cp package/LICENSE $(VENDOR)/LICENSE
+	echo "$(MARKDOWN_IT_SHA256)  $(VENDOR)/markdown-it.js" | sha256sum --check
 
 format: $(VENV)/ready  ## format and sort
 	$(BIN)/ruff check --fix $(SRC)

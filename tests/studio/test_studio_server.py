@@ -1,5 +1,6 @@
 """The studio as a whole: restarts of its server, sign-in, many events, hostile text, accessibility, languages."""
 
+import hashlib
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ from tests.support.port_servers import free_port
 from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
-PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/rollouts", "#/workers"]
+PAGES = ["#/talk", "#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/rollouts", "#/workers"]
 PANELS = ["transcript", "events", "calls", "shown", "cost", "labels", "changes"]
 
 
@@ -70,14 +71,14 @@ def test_a_link_asks_before_it_replaces_a_key(open_page):
     """Until the person chooses, the stored key stays, and the address has neither."""
     page = open_page("#key=mine%2F1", locale="en-US")
     stored = partial(page.evaluate, "localStorage.getItem('agentfsm.key')")
-    rows = page.locator("tr[data-run]")
+    ready = page.get_by_label("Message")
     for choice, key in (("Keep my key", "mine/1"), ("Use the key of the link", "other")):
-        expect(rows.first).to_be_visible()
+        expect(ready).to_be_visible()
         page.evaluate("location.hash = '#key=other'")
         expect(page.get_by_text("This link has another key")).to_be_visible()
-        assert (stored(), page.url.partition("#")[2]) == ("mine/1", "/runs")
+        assert (stored(), page.url.partition("#")[2]) == ("mine/1", "/")
         page.get_by_role("button", name=choice).click()
-        expect(rows.first).to_be_visible()
+        expect(ready).to_be_visible()
         assert stored() == key
 
 
@@ -256,10 +257,22 @@ def test_each_text_has_a_translation():
 
 def test_the_modules_load_nothing_from_elsewhere():
     """No file names another server, and no module has a way to make markup of text."""
+    sources = ("http://www.w3.org/2000/svg", "https://github.com/markdown-it/markdown-it")
     for path in STATIC.rglob("*.*"):
-        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        text = path.read_text(encoding="utf-8")
+        for each in sources:
+            text = text.replace(each, "")
         assert "://" not in text, path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=", text), path
+
+
+def test_the_parser_is_that_of_its_package():
+    """The one file of others is as npm has it, of the version and with the hash in the Makefile."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    version, digest = re.findall(r"^MARKDOWN_IT(?:_SHA256)? := (\S+)$", makefile, re.MULTILINE)
+    content = (STATIC / "vendor" / "markdown-it.js").read_bytes()
+    assert content.startswith(f"/*! markdown-it {version} ".encode())
+    assert hashlib.sha256(content).hexdigest() == digest
 
 
 def test_each_file_is_served():

@@ -13,7 +13,8 @@ parser.normalizeLink = (url) => url;
 
 // The parser's time goes with the square of the number of brackets: a text with more is shown as it is.
 const MAX_BRACKETS = 10_000;
-const SCHEMES = ["https:", "http:", "mailto:"];
+// Only what every program reads as an address of that host: browsers also take `https:host`, `//host` and `\\host`.
+const OUTSIDE = /^(?:https?:\/\/[^/\\]|mailto:)/i;
 const DATA_IMAGE = /^data:(image\/(?:png|jpeg|gif|webp));base64,(.*)$/i;
 const TAGS = {
   paragraph_open: "p", heading_open: "p", bullet_list_open: "ul", ordered_list_open: "ol", list_item_open: "li",
@@ -29,9 +30,8 @@ export function markdown(text) {
 
 /** A link that opens beside the studio, and tells the other server nothing about it; only its text for other addresses. */
 export function outsideLink(address, ...content) {
-  const url = URL.parse?.(address) ?? (URL.canParse(address) ? new URL(address) : null); // relative ones have no meaning here
-  if (!url || !SCHEMES.includes(url.protocol)) return h("span", {}, content);
-  return h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, content);
+  if (!OUTSIDE.test(address) || !URL.canParse(address)) return h("span", {}, content);
+  return h("a", { href: new URL(address).href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
 /** A picture that is shown when it is asked for: one within its address here, all others beside the studio. */

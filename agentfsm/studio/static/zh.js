@@ -10,7 +10,7 @@ export const ZH = {
   "running": "运行中", "waiting": "等待中", "done": "完成", "failed": "失败", "idle": "无人执行", "queued": "排队中",
   "just now": "刚刚", "{time} ago": "{time} 前", "expired": "已过期", "expires in {time}": "{time} 后过期",
   // Talk.
-  "Talk": "对话", "new session": "新会话", "Conversation": "对话内容", "Message": "消息", "Write a message…": "输入消息…", "Stop": "停止", "Retry": "重试", "as {user}": "以 {user} 的身份",
+  "Talk": "对话", "new session": "新会话", "A new conversation": "新的对话", "Enter sends a message, Shift+Enter begins a new line.": "Enter 发送消息，Shift+Enter 换行。", "Conversation": "对话内容", "Message": "消息", "Write a message…": "输入消息…", "Stop": "停止", "Retry": "重试", "as {user}": "以 {user} 的身份",
   "Decide above first, or stop the run.": "请先在上方做出决定，或停止运行。", "The run reads a message at its next turn.": "运行会在下一轮读到消息。", "read at the next turn": "将在下一轮读取", "Show earlier runs": "显示更早的运行",
   "Attach…": "添加附件…", "Attachments": "附件", "Remove {name}": "移除 {name}", "A message has {n} files at most.": "一条消息最多 {n} 个文件。",
   "{name} is not of a type that models take: {types}": "模型不接受 {name} 的类型。可用类型：{types}", "{name} is too large: the files of a message have 3 MB at most.": "{name} 太大：一条消息的文件最多 3 MB。",

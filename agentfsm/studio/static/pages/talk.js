@@ -30,6 +30,7 @@ export const talk = {
     let failed = null; // request that had no answer: sent again, it has the same key
     const log = h("div", { class: "talk-log", role: "log", "aria-label": t("Conversation") });
     const earlier = h("div", {});
+    const greeting = empty(t("A new conversation"), t("Enter sends a message, Shift+Enter begins a new line."));
     const agent = h("select", { "aria-label": t("Agent"), onchange: keepAddress }, agents.map((each) => h("option", { value: each.name }, each.name)));
     const sessions = h("select", { "aria-label": t("Session"), onchange: () => openSession(sessions.value) },
       h("option", { value: "" }, t("new session")),
@@ -65,7 +66,7 @@ export const talk = {
     });
     fill(main, h("div", { class: "talk" },
       h("header", { class: "page" }, h("h1", {}, t("Talk")), agent, sessions, known.user && h("span", { class: "soft" }, t("as {user}", { user: known.user }))),
-      earlier, log, form));
+      earlier, greeting, log, form));
 
     const last = () => said.at(-1) ?? null;
 
@@ -178,6 +179,7 @@ export const talk = {
       const isOpen = current?.isOpen() ?? false;
       const isDeciding = isOpen && current.model.details?.pending.some((item) => item.kind !== "input");
       send.disabled = isDeciding;
+      greeting.hidden = session !== "" && current !== null;
       stop.hidden = !isOpen;
       retry.hidden = isOpen || !current;
       hint.textContent = isDeciding ? t("Decide above first, or stop the run.") : isOpen ? t("The run reads a message at its next turn.") : "";
