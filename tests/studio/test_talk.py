@@ -10,7 +10,7 @@ from agentfsm._lib.markup import list_addresses
 from tests.studio.test_studio_server import check_access
 from tests.support.composed_links import list_composed_texts
 
-# Shows texts in Markdown: returns the number of links, and the texts that have one to a host which the filter did not read.
+# Shows texts in Markdown: returns the number of links, and the texts with one to a host which the filter did not read.
 FIND_OTHERS = """async ([url, texts]) => {
     const { markdown } = await import(url);
     const hosts = urls => urls.map(each => URL.parse(each)?.host);
@@ -164,7 +164,7 @@ def test_answers_are_markdown(open_page):
 
 
 def test_a_hostile_answer_does_nothing(open_page):
-    """HTML is text, other schemes and addresses of the studio are no links, and no picture is loaded without a click."""
+    """HTML is text, other schemes and the studio's own addresses are no links, and no picture is loaded unasked."""
     page = talk(open_page, "chatter")
     say(page, "hostile")
     answer = page.locator(".markdown")
@@ -181,7 +181,9 @@ def test_a_hostile_answer_does_nothing(open_page):
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 def test_no_link_is_shown_that_the_exit_filter_has_not_read(open_page, studio, every):
     """Of each text that hides an address, the studio shows links to those hosts only that the exit filter judges."""
-    texts = [[each.text, [found.url for found in list_addresses(each.text)]] for each in list_composed_texts(every=every)]
+    texts = [
+        [each.text, [found.url for found in list_addresses(each.text)]] for each in list_composed_texts(every=every)
+    ]
     links, others = open_page().evaluate(FIND_OTHERS, [f"{studio.url}markdown.js", texts])
     assert links >= 50
     assert others == []

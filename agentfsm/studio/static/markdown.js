@@ -4,9 +4,8 @@ import { append, h } from "./dom.js";
 import { t } from "./i18n.js";
 import MarkdownIt from "./vendor/markdown-it.js";
 
-// CommonMark with tables and bare links. HTML is recognised, so that what stands in it is no Markdown, and shown as text.
-const parser = new MarkdownIt("commonmark", { html: true, linkify: true }).enable(["table", "strikethrough", "linkify"]);
-parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+// CommonMark with tables. HTML is recognised, so that what stands in it is no Markdown, and shown as text.
+const parser = new MarkdownIt("commonmark", { html: true }).enable(["table", "strikethrough"]);
 // Addresses are judged here, and as they are written.
 parser.validateLink = () => true;
 parser.normalizeLink = (url) => url;
@@ -15,6 +14,10 @@ parser.normalizeLink = (url) => url;
 const MAX_BRACKETS = 10_000;
 // Only what every program reads as an address of that host: browsers also take `https:host`, `//host` and `\\host`.
 const OUTSIDE = /^(?:https?:\/\/[^/\\]|mailto:)/i;
+// An address in plain text, and what around it is of the sentence: as the exit filter reads them.
+const BARE = /https?:\/\/[^\s/\\?#<>"'`，、；：！？（）【】《》「-』“”]+[^\s<>"`，、。；：！？（）【】《》「-』“”]*/gi;
+const ENDS = ".,;:!?*_~'|。．｡";
+const PAIRS = [["(", ")"], ["[", "]"], ["{", "}"]];
 const DATA_IMAGE = /^data:(image\/(?:png|jpeg|gif|webp));base64,(.*)$/i;
 const TAGS = {
   paragraph_open: "p", heading_open: "p", bullet_list_open: "ul", ordered_list_open: "ol", list_item_open: "li",
@@ -62,9 +65,30 @@ function build(root, tokens) {
       open.push(element);
     } else if (token.type === "inline") build(parent, token.children);
     else if (token.type === "image" && parent.closest("a")) append(parent, [token.content]);
+    else if (token.type === "text" && !parent.closest("a")) append(parent, linkBare(token.content));
     else append(parent, [leaf(token)]);
   }
   return root;
+}
+
+/** Return a text with its addresses as links. */
+function linkBare(text) {
+  const parts = [];
+  let end = 0;
+  for (const found of text.matchAll(BARE)) {
+    const address = trim(found[0]);
+    parts.push(text.slice(end, found.index), outsideLink(address, address));
+    end = found.index + address.length;
+  }
+  return [...parts, text.slice(end)];
+}
+
+function trim(address) {
+  const times = (sign) => address.split(sign).length;
+  while (ENDS.includes(address.at(-1)) || PAIRS.some(([begin, end]) => address.endsWith(end) && times(end) > times(begin))) {
+    address = address.slice(0, -1);
+  }
+  return address;
 }
 
 function begin(token) {
