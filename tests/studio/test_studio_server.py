@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 import agentfsm
 from agentfsm.cli import main
 from agentfsm.studio import StudioFiles
+from tests.support.accessibility import check_access
 from tests.support.port_servers import free_port
 from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 
@@ -199,10 +199,6 @@ def test_evaluations_are_listed_only_when_asked_for(open_page, studio):
     expect(page.locator("tr[data-session='a case']")).to_have_count(0)
 
 
-LIGHT = {"resultTypes": ["violations"]}
-DARK = LIGHT | {"runOnly": ["color-contrast"]}
-
-
 def test_everybody_can_use_it(open_page, studio):
     """axe-core finds no violation on any page or panel; in the dark theme, whose colours differ, no bad contrast."""
     page = open_page()
@@ -217,13 +213,6 @@ def test_everybody_can_use_it(open_page, studio):
         page.locator(f"#tab-{panel}").click()
         expect(page.locator(f'.panel[data-panel="{panel}"] *').first).to_be_visible()
         check_access(page, ".panel")
-
-
-def check_access(page, part="body"):
-    for scheme, options in (("light", LIGHT), ("dark", DARK)):
-        page.emulate_media(color_scheme=scheme)
-        found = Axe().run(page, context=part, options=options).response["violations"]
-        assert not found, (page.url, scheme, [(each["id"], [node["html"] for node in each["nodes"]]) for each in found])
 
 
 def test_the_keyboard_is_enough(open_page, studio):
