@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 import agentfsm
 from agentfsm.cli import main
 from agentfsm.studio import StudioFiles
-from tests.support.accessibility import check_access
+from tests.support.browser import check_access
 from tests.support.port_servers import free_port
 from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from agentfsm._lib.markup import list_addresses
-from tests.support.accessibility import check_access
+from tests.support.browser import check_access
 from tests.support.composed_links import list_composed_texts
 
 # Shows texts in Markdown: returns the number of links, and the texts with one to a host which the filter did not read.

@@ -12,7 +12,7 @@ from tests.support.database_servers import debian
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
@@ -33,3 +33,16 @@ def open_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+LIGHT = {"resultTypes": ["violations"]}
+DARK = LIGHT | {"runOnly": ["color-contrast"]}
+
+
+def check_access(page: Page, part: str = "body") -> None:
+    """Fail if axe-core finds a violation in a part of a page, or bad contrast in the dark theme, whose colours differ."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for scheme, options in (("light", LIGHT), ("dark", DARK)):
+        page.emulate_media(color_scheme=scheme)
+        found = axe.run(page, context=part, options=options).response["violations"]
+        assert not found, (page.url, scheme, [(each["id"], [node["html"] for node in each["nodes"]]) for each in found])
