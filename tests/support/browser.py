@@ -40,7 +40,7 @@ DARK = LIGHT | {"runOnly": ["color-contrast"]}
 
 
 def check_access(page: Page, part: str = "body") -> None:
-    """Fail if axe-core finds a violation in a part of a page, or bad contrast in the dark theme, whose colours differ."""
+    """Fail if axe-core finds a violation in a part of a page, or bad contrast in the dark theme."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     for scheme, options in (("light", LIGHT), ("dark", DARK)):
         page.emulate_media(color_scheme=scheme)
