@@ -386,7 +386,8 @@ class Worker:
                 self.cut_off.append(lease.run_id)
             raise
         finally:
-            del self._drains[lease.run_id]
+            if self._drains.get(lease.run_id) is drain:  # a run that was released may have begun again already
+                del self._drains[lease.run_id]
 
     async def _execute(self, lease: Lease, drain: Drain | None = None) -> Run[Any]:
         try:

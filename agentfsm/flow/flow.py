@@ -118,6 +118,11 @@ class Flow(Agent[Any]):
             prompt_or_run = self._plan.write_inputs(prompt_or_run)
         return await super().submit(prompt_or_run, deps=deps, **start)
 
+    async def fork(self, run_id: str, *, prompt: Prompt | Mapping[str, Any] | None = None, **options: Any) -> Run[Any]:
+        """Create a run that begins with the first events of another. See `Agent.fork`; `prompt` has other inputs."""
+        written = None if prompt is None else self._plan.write_inputs(prompt)
+        return await super().fork(run_id, prompt=written, **options)
+
     def as_step(
         self,
         *,

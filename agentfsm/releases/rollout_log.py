@@ -447,7 +447,9 @@ class RolloutControl:
 
     async def _write(self, change: RolloutChange) -> RolloutChange:
         for name in ("by", "reason"):
-            NAME.check(change.action, name, getattr(change, name))
+            NAME.check(change.action, name, text := getattr(change, name))
+            if not text.isprintable():  # a line of the log is one entry
+                raise MisuseError(f"{change.action}({name}={text!r:.80}): give one line of printable characters")
         try:
             await self.store.write_record(ROLLOUTS, self._key(change.number), change.to_dict(), revision=0)
         except ConflictError:

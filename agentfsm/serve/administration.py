@@ -16,6 +16,7 @@ from agentfsm.journal.run_list import StrandedReason, find_stranded
 from agentfsm.ports.store import Filter
 from agentfsm.schedules.schedule_client import count_conflicts
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_documents
@@ -110,6 +111,8 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
 async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
     """Add up the costs of the tenant, and list its spending limits, with a forecast of the month.
 
+    An administrator without a tenant gets those of all.
+
     Without totals, or while they are counted for the first time, only the newest runs are read, without a forecast.
     """
     query = request.query_params
@@ -120,16 +123,16 @@ async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: 
     if (status := await read_status(gateway.runs.store)) is not None:
         with anyio.move_on_after(WHOLE_S if status.is_whole else FIRST_S):
             await gateway.totals.catch_up(with_active=False)
+    sees_all = caller.allows("admin") and caller.tenant is None
     report = await read_costs(
         gateway.runs.store,
         by=group,
         since=read_number(query, "since", 0, _MAX_TIME) if "since" in query else None,
-        where=Filter(tenant=caller.tenant or "", agent=read_text(query, "agent")),
+        where=Filter(tenant=None if sees_all else caller.tenant or "", agent=read_text(query, "agent")),
         tz=tz,
         limit=MAX_SCANNED,
         agents=gateway.agents or None,
     )
-    sees_all = caller.allows("admin") and caller.tenant is None
     windows = await read_spend(gateway.runs.store, tenant=None if sees_all else caller.tenant or "")
     return JSONDocument(build_cost_document(report, windows, tz))
 
@@ -143,8 +146,13 @@ def _describe_activity(row: RunSummary, now: float, reason: str) -> dict[str, An
     return times | {"crashes": row.crashes, "reason": f"{reason}{more}"}
 
 
-async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
-    """Return the metrics of this process, and those of the runs in the store, in the text format of Prometheus."""
+async def read_metrics(gateway: Gateway, _request: Request, caller: Caller, _body: object) -> Response:
+    """Return the metrics of this process, and those of the runs in the store, in the text format of Prometheus.
+
+    They are those of all tenants, so the key has none.
+    """
+    if caller.tenant is not None:
+        raise ForbiddenError("metrics are about the runs of all tenants: use a key without a tenant")
     counts = gateway.counts
     queues: Samples = [
         ({"agent": name}, await gateway.admission.count_queue(name, MAX_COUNTED)) for name in gateway.agents

@@ -99,10 +99,12 @@ class AlertNotifier:
         value: dict[str, Any] = {"at": now, "firing": kept, "unsent": unsent}
         try:
             record = await self.store.write_record(KIND, KEY, value, revision=0 if record is None else record.revision)
-            sent = await self.send(unsent)
-            if sent:
-                value = {"at": now, "firing": kept, "unsent": unsent[sent:]}
-                await self.store.write_record(KIND, KEY, value, revision=record.revision)
+            sent = 0
+            while sent < len(unsent) and await self.send(unsent[sent : sent + 1]):
+                sent += 1
+                # The time keeps other processes away meanwhile, however long the receiver takes for each.
+                value = {"at": await self.store.now(), "firing": kept, "unsent": unsent[sent:]}
+                record = await self.store.write_record(KIND, KEY, value, revision=record.revision)
         except ConflictError:  # another process has evaluated them
             return 0
         return sent

@@ -142,6 +142,17 @@ async def test_inputs_that_do_not_fit_begin_no_run(given, reason):
     assert run.output == '{"tell": "Booked: o1 2026-11-29 5"}'
 
 
+async def test_a_fork_with_inputs_that_do_not_fit():
+    """It is refused as a new run is."""
+    flow = SHOP.with_(store=MemoryStore())
+    run = await flow.submit(FITTING)
+    for wrong in ({**FITTING, "day": "x"}, '{"day": 1}', "not JSON"):
+        with pytest.raises(MisuseError):
+            await flow.fork(run.id, prompt=wrong)
+    other = await flow.fork(run.id, prompt={**FITTING, "title": "other"})
+    assert "other" in str(other.header.prompt)
+
+
 async def test_items_that_do_not_fit_are_named_by_their_places():
     """A fallback stands for items that do not fit, so those are not checked; null is a list without items."""
 

@@ -128,6 +128,14 @@ async def test_changes_of_targets():
     assert (await control.kill(**BY)).plan.targets == ()
 
 
+@pytest.mark.parametrize("reason", ["x\n9 kill by eve: all=0", "\x1b[2J", "a\u202eb"])
+async def test_a_reason_is_one_line(reason):
+    """So that a line of the log is an entry."""
+    rollout = make_rollout()
+    with pytest.raises(MisuseError, match="one line"):
+        await rollout.start({"old": 100}, by="ann", reason=reason)
+
+
 async def test_flags_have_targets():
     """A flag may be on for testers alone."""
     store = MemoryStore()
@@ -174,28 +182,28 @@ async def test_targets_at_every_door():
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
     """Targets are given at the start and changed later, and `run` and `chat` follow them."""
-    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "aimed_shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     why = ["--reason", "a test"]
 
     def main(words):  # each command is a process
-        sys.modules.pop("shop", None)
+        sys.modules.pop("aimed_shop", None)
         return cli.main(words)
 
-    assert main(["rollout", "start", "shop:rollout", "old=100", "--target", "new:user=tess", *why]) == 0
+    assert main(["rollout", "start", "aimed_shop:rollout", "old=100", "--target", "new:user=tess", *why]) == 0
     assert main(["rollout", "status", "shop", "--store", "runs.db"]) == 0
     assert "gives new to user=tess" in capsys.readouterr().out
     for user, wanted in (("tess", "new"), ("ann", "old")):
-        assert main(["run", "shop:rollout", "hi", "--user", user]) == 0
+        assert main(["run", "aimed_shop:rollout", "hi", "--user", user]) == 0
         assert wanted in capsys.readouterr().out
         monkeypatch.setattr("sys.stdin", StringIO("hello\n"))
-        assert main(["chat", "shop:rollout", "--user", user]) == 0
+        assert main(["chat", "aimed_shop:rollout", "--user", user]) == 0
         assert wanted in capsys.readouterr().out
     assert main(["rollout", "target", "shop", "--store", "runs.db", *why]) == 0
-    assert main(["run", "shop:rollout", "hi", "--user", "tess"]) == 0
+    assert main(["run", "aimed_shop:rollout", "hi", "--user", "tess"]) == 0
     assert "old" in capsys.readouterr().out
-    assert main(["mcp", "serve", "shop:rollout"]) == 2
+    assert main(["mcp", "serve", "aimed_shop:rollout"]) == 2
     assert "at /mcp" in capsys.readouterr().err
 
 

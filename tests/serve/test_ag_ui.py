@@ -121,8 +121,13 @@ async def test_an_approval_is_an_interrupt(client):
             assert one(second, "TOOL_CALL_RESULT")["content"] == "paid 3"
             assert one(second, "RUN_FINISHED")["result"] == "all done"
             assert [event["runId"] for event in second["events"] if "runId" in event] == ["r2", "r2"]
-        other = await send(caller="eve//run+approve", runId="r3", resume=[{**answer, "payload": False}])
-        assert "409" in other["error"]
+        for caller, changed in (
+            ("eve//run+approve", {"payload": False}),
+            ("ann//run+approve", {"payload": {"approved": False}}),
+            ("ann//run+approve", {"status": "cancelled"}),
+        ):
+            other = await send(caller=caller, runId="r3", resume=[{**answer, **changed}])
+            assert "409" in other["error"]
         texts = [message.get("content") for message in second["messages"] if message["role"] == "assistant"]
         assert texts == ["I will pay. ", "all done"]
 

@@ -443,7 +443,8 @@ async def test_costs_and_spending_limits():
         assert (await client.get("/v1/costs", headers=named("ann", "acme"))).status_code == 403
         wrong = await client.get("/v1/costs?by=month", headers=named("eve", "acme", "approve"))
         assert (wrong.status_code, "give one of agent, model" in wrong.json()["error"]["message"]) == (400, True)
-        text = (await client.get("/metrics", headers=named("eve", "acme", "admin"))).text
+        assert (await client.get("/metrics", headers=named("eve", "acme", "admin"))).status_code == 403
+        text = (await client.get("/metrics", headers=named("eve", "", "admin"))).text
         assert 'agentfsm_spend_usd{agent="greeter",per="day",tz="UTC"} 0.2\n' in text
         assert 'agentfsm_spend_limit_usd{agent="greeter",per="day",tz="UTC"} 10\n' in text
 

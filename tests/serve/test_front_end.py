@@ -164,7 +164,10 @@ async def test_a_result_is_taken_once():
     async with serving(agent) as server:
         first = await send(server, user("go"), tools=[PAINT])
         assert find(first, "RUN_FINISHED")[0]["outcome"] == {"type": "success"}
-        assert "no run of this conversation waits" in await send(server, gave("ok", "t9.9"), run="r2", status=409)
+        wrong = await send(
+            server, gave("ok", "t9.9"), run="r2", status=409, context=[{"description": "d", "value": "v"}]
+        )
+        assert "no run of this conversation waits" in wrong
         for _ in range(2):
             events = await send(server, user("go"), gave("ok"), run="r2", tools=[PAINT])
             assert [each["content"] for each in find(events, "TOOL_CALL_RESULT")] == ["ok", "seen\u202e"]
@@ -173,6 +176,7 @@ async def test_a_result_is_taken_once():
         assert find(await send(server, user("go"), *shown, run="r2"), "RUN_FINISHED")[0]["result"] == "done"
         assert "another result already" in await send(server, gave("no"), run="r3", status=409)
         assert len(agent.model.requests) == 2
+        assert "has changed" not in str(agent.model.requests[1].messages), "a refused request says nothing to the run"
         assert (await agent.runs.audit((await load(agent)).id))[0].decided_by == "ann"
 
 

@@ -99,6 +99,27 @@ async def test_a_receiver_that_is_away_gets_them_later(receiver):
     assert await build(store).check() == 0
 
 
+async def test_a_slow_receiver_gets_each_once(receiver, monkeypatch):
+    """Another process stays away while messages are sent, however long that takes."""
+    clock = SetClock()
+    store = MemoryStore(clock=clock)
+    await fail_tasks(store, clock)
+    receiver.accepts = False
+    await build(store).check()
+    clock.at += 30 * n.INTERVAL_S
+    receiver.accepts, send = True, AlertNotifier.send
+
+    async def send_slowly(notifier, messages):
+        sent = await send(notifier, messages)
+        clock.at += n.INTERVAL_S / 2
+        assert await build(store).check() == 0
+        return sent
+
+    monkeypatch.setattr(AlertNotifier, "send", send_slowly)
+    assert await build(store).check() == 4
+    assert len(receiver.got) == 4
+
+
 async def test_nothing_is_judged_without_totals(receiver, caplog):
     """A store whose runs are not all counted yet says nothing of them."""
     assert await build(MemoryStore()).check() == 0

@@ -15,6 +15,7 @@ from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
+from agentfsm.stores import MemoryStore
 from agentfsm.telemetry.alerts import (
     ALERTS,
     LOOKBACK_S,
@@ -89,7 +90,7 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def notify(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Evaluate the alerts once, and post those that have begun or ended; or post a message to try it."""
-    store = open_existing_store(args.store)
+    store = MemoryStore() if args.test else open_existing_store(args.store)
     notifier = build_notifier(args, store, args.url)
 
     async def act() -> int:

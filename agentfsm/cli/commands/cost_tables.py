@@ -15,6 +15,7 @@ from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.usage import format_usd
 from agentfsm.ports.store import Filter
+from agentfsm.stores import MemoryStore
 from agentfsm.telemetry.costs import (
     CostEstimate,
     CostReport,
@@ -38,8 +39,11 @@ _NAME_COLUMNS: Final = 40
 
 def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Print the costs since a time, the windows of spending limits, and a forecast."""
-    store = open_existing_store(args.store)
     agent = None if args.target is None else load_agent(args.target)
+    if agent is not None and args.store is None and not isinstance(agent.store, MemoryStore):
+        store = agent.store
+    else:
+        store = open_existing_store(args.store)
     name = args.agent if agent is None else agent.name
 
     async def act() -> tuple[CostReport, Sequence[SpendStatus], CostEstimate | None]:

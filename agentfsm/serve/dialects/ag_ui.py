@@ -38,7 +38,7 @@ from agentfsm.serve.run_control import answer_call, reject_call, send_text
 from agentfsm.tools.front_end import Page, describe_change, read_front_end, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.requests import Request
 
@@ -115,15 +115,23 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     if latest is not None and latest.header.agent != agent:
         latest = None
     metadata = _read_metadata(caller, body, latest)
-    if latest is not None and not latest.is_over and (await gateway.find_keyed_run(caller, body.runId))[1] is None:
-        await _report_page(gateway, caller, latest, metadata, body.runId)
+    is_open = latest is not None and not latest.is_over
+    is_new = is_open and (await gateway.find_keyed_run(caller, body.runId))[1] is None
+
+    async def report() -> None:
+        """Tell an open run what has changed on the page: before it goes on, and not for a request that is refused."""
+        if latest is not None and is_new:
+            await _report_page(gateway, caller, latest, metadata, body.runId)
+
     if body.resume:
-        run_id, versions = await answer_interrupts(gateway, caller, agent, body.resume)
+        run_id, versions = await answer_interrupts(gateway, caller, agent, body.resume, report)
         await give_results(gateway, caller, list_front_end_calls(await gateway.runs.load(run_id)), results)
-        return await gateway.open_stream(run_id, versions, encoder)
-    if prompt is None:
-        turn = await _continue(gateway, caller, latest, results)
+        turn = Turn(run_id=run_id, versions=versions)
+    elif prompt is None:
+        turn = await _continue(gateway, caller, latest, results, report)
     else:
+        if latest is None or results or all(each.kind is PendingKind.INPUT for each in latest.pending):
+            await report()  # else the message is refused
         turn = await say(
             gateway,
             caller,
@@ -216,8 +224,16 @@ def _read_results(messages: list[dict[str, Any]]) -> dict[str, FrontEndResult]:
     return results
 
 
-async def _continue(gateway: Gateway, caller: Caller, run: Run | None, results: Mapping[str, FrontEndResult]) -> Turn:
+async def _continue(
+    gateway: Gateway,
+    caller: Caller,
+    run: Run | None,
+    results: Mapping[str, FrontEndResult],
+    report: Callable[[], Awaitable[None]],
+) -> Turn:
     """Give the newest run of a conversation the results of the client's tools. The same ones have no further effect.
+
+    `report` is called before, unless they are refused.
 
     Raises:
         ConflictError: when the run does not wait for one of them, or it has another one.
@@ -233,6 +249,7 @@ async def _continue(gateway: Gateway, caller: Caller, run: Run | None, results: 
         raise ConflictError(f"the result of {call_id[:80]!r} as a call of the page's tools was refused: {why}")
     assert run is not None  # noqa: S101  there is a result, and it is known
     versions = await collect_versions(gateway.runs, run.id, run.version) if open_ids.intersection(results) else {}
+    await report()
     await give_results(gateway, caller, asked, results)
     return Turn(run_id=run.id, versions=versions)
 
@@ -286,9 +303,20 @@ class _InterruptId(Value):
 
 
 async def answer_interrupts(
-    gateway: Gateway, caller: Caller, agent: str, answers: list[ResumeBody]
+    gateway: Gateway,
+    caller: Caller,
+    agent: str,
+    answers: list[ResumeBody],
+    report: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[str, Versions]:
     """Apply the answers to the interrupts of a run. Return its id and the position of the interrupts.
+
+    Args:
+        gateway: The gateway.
+        caller: The caller.
+        agent: Name of the agent of the run.
+        answers: The answers.
+        report: Called before the first of them takes effect, unless one is refused.
 
     Raises:
         RunNotFoundError: when there is no such run of the agent, or the caller may not see it.
@@ -297,6 +325,7 @@ async def answer_interrupts(
         MisuseError: when an answer does not fit.
     """
     root_id, versions = "", {}
+    waiting: list[tuple[_InterruptId, Pending, ResumeBody]] = []
     for each in answers:
         asked = _InterruptId.parse(each.interruptId)
         await gateway.open_run(asked.run_id, caller)
@@ -304,21 +333,31 @@ async def answer_interrupts(
         if root.agent != agent or (root_id and root.id != root_id):
             raise RunNotFoundError(f"there is no run {asked.run_id!r} of {agent!r} with these interrupts")
         root_id, versions = root.id, parse_position(asked.position, root.id)
-        await _decide(gateway, caller, asked, each)
+        if (item := await _find_pending(gateway, caller, asked, each)) is not None:
+            waiting.append((asked, item, each))
+    if report is not None:
+        await report()
+    for asked, item, each in waiting:
+        await _decide(gateway, caller, asked, item, each)
     return root_id, versions
 
 
-async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer: ResumeBody) -> None:
+async def _find_pending(gateway: Gateway, caller: Caller, asked: _InterruptId, answer: ResumeBody) -> Pending | None:
+    """Return what waits for an answer that the caller may give; None if the caller has given it already."""
     run = await gateway.runs.load(asked.run_id)
     found = [item for item in run.pending if (item.run_id, item.call_id) == (asked.run_id, asked.call_id)]
     if not found:  # perhaps this is the same request again
-        await _check_decided_by(gateway, caller, asked)
-        return
+        await _check_decided_by(gateway, caller, asked, answer)
+        return None
     item = found[0]
     if item.digest != asked.digest:
         raise ConflictError(f"{asked.call_id} was not decided: it has changed since it was shown, look at it again")
     if item.kind in (PendingKind.APPROVAL, PendingKind.OUTCOME) and not caller.allows("approve"):
         raise ForbiddenError("this needs a key with the scope 'approve'")
+    return item
+
+
+async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, item: Pending, answer: ResumeBody) -> None:
     is_cancelled, payload = answer.status == "cancelled", answer.payload
     if item.kind is PendingKind.APPROVAL:
         await _decide_approval(gateway, caller, item, {"approved": False} if is_cancelled else payload)
@@ -367,18 +406,22 @@ async def _answer_question(
         await answer("the user gave no answer", failed=True)
 
 
-async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptId) -> None:
-    """Check that the caller decided on a call that does not wait any more.
+async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptId, answer: ResumeBody) -> None:
+    """Check that the caller decided on a call that does not wait any more, and not otherwise than now.
 
     Raises:
-        ConflictError: when another person did, or its time was up.
+        ConflictError: when another person did, it was decided otherwise, or its time was up.
     """
+    word = answer.payload.get("approved") if isinstance(answer.payload, dict) else answer.payload
+    approves, refuses = word is True, word is False or answer.status == "cancelled"
     if await knows_message(gateway.runs, asked.run_id, build_said_key(f"resume:{asked.position}")):
         return
     records = [each for each in await gateway.runs.audit(asked.run_id) if each.call_id == asked.call_id]
     for each in records:
         deciders = {each.decided_by if each.decision else None, each.approved_by, *each.informed_by, *each.rerun_by}
         if caller.user in deciders:
+            if (refuses and each.approved_by) or (approves and each.decision == "rejected"):
+                raise ConflictError(f"{asked.call_id} was decided already, and otherwise: look at it again")
             return
     raise ConflictError(f"run {asked.run_id!r} does not wait for {asked.call_id or 'input'} any more: look at it again")
 
