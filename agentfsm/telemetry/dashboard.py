@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.value import Value
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.alerts import ALERTS, Alert, Series, format_value
 
@@ -26,7 +27,7 @@ _DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @attrs.frozen(kw_only=True)
-class Panel:
+class Panel(Value):
     """A panel of the board."""
 
     title: str
