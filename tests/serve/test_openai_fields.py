@@ -138,6 +138,28 @@ async def test_a_refused_field_is_named(api):
                 assert error["message"].endswith(field.refused)
 
 
+@pytest.mark.parametrize(
+    ("api", "values", "param"),
+    [
+        (CHAT, {"n": True}, "n"),
+        (CHAT, {"store": "x"}, "store"),
+        (CHAT, {"response_format": {"type": "text", "x": 1}}, "response_format"),
+        (CHAT, {"metadata": {"openai_user": "eve"}}, "metadata"),
+        (RESPONSES, {"conversation": ""}, "conversation"),
+        (RESPONSES, {"conversation": {}}, "conversation"),
+        (RESPONSES, {"conversation": {"id": None, "name": "c"}}, "conversation"),
+        (RESPONSES, {"conversation": {"id": "c", "x": 1}}, "conversation"),
+    ],
+)
+async def test_parts_of_fields_are_not_ignored(api, values, param):
+    """What stands in a field is honoured as a whole, or refused with a reason."""
+    async with serving(shop()) as server:
+        body = {"model": "shop", **({"input": "hi"} if api == RESPONSES else ask()), **values}
+        error = (await server.post(api, json=body)).json()["error"]
+        assert error["param"] == param
+        assert not error["message"].endswith(": ")
+
+
 async def test_settings_are_those_of_the_run():
     """The client's override the agent's, except that it gets no longer replies; wrong ones are refused by name."""
     agent = shop("a", "b", settings=Settings(max_tokens=50, temperature=0))

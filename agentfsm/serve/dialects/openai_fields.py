@@ -228,8 +228,13 @@ def read_terms(api: str, agent: Agent[Any], body: Mapping[str, Any]) -> RequestT
         field = _BY_NAME.get((api, name))
         if field is None:
             raise RefusedFieldError(name, f"{name!r} is not a field of {api} that this server knows: leave it out")
-        if value is None or value in field.neutral:
+        is_bool = isinstance(value, bool)  # True is not 1
+        if value is None or any(value == each and is_bool == isinstance(each, bool) for each in field.neutral):
             continue
+        if name == "metadata" and isinstance(value, Mapping) and any(str(key).startswith(KEPT) for key in value):
+            raise RefusedFieldError(
+                name, f"metadata is refused: names that begin with {KEPT!r} are those of other fields"
+            )
         if name in ("response_format", "text.format"):
             is_formed = check_format(agent, name, value)
         elif field.is_kept:
@@ -247,7 +252,8 @@ def read_terms(api: str, agent: Agent[Any], body: Mapping[str, Any]) -> RequestT
             settings[field.setting] = given
         elif not field.is_read:
             shown = value if isinstance(value, str | int | float) else type(value).__name__
-            raise RefusedFieldError(name, f"{name} ({str(shown)[:80]}) is refused: {field.refused}")
+            why = field.refused or "it is true or false"
+            raise RefusedFieldError(name, f"{name} ({str(shown)[:80]}) is refused: {why}")
     own = agent.settings.max_tokens if isinstance(agent.settings, Settings) else None
     if own is not None and "max_tokens" in settings:
         settings["max_tokens"] = min(own, settings["max_tokens"])
@@ -277,10 +283,10 @@ def check_format(agent: Agent[Any], name: str, asked: Any) -> bool:
         RefusedFieldError: when it is refused.
     """
     kind = asked.get("type") if isinstance(asked, Mapping) else None
-    if kind == "text":
+    if kind == "text" and len(asked) == 1:
         return False
     if kind not in ("json_object", "json_schema"):
-        raise RefusedFieldError(name, f"{name} must have the type text, json_object or json_schema")
+        raise RefusedFieldError(name, f"{name} must have the type text, alone, or json_object or json_schema")
     spec: OutputSpec | None = agent.driver.config.output_spec
     form = None if spec is None else spec.form
     if form is None or form.takes_text:

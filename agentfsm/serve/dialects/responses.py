@@ -79,6 +79,7 @@ async def create_response(
         terms = read_terms(RESPONSES, gateway.agents[body.model], body.model_dump(exclude_unset=True))
         items = await _read_items(gateway, caller, body)
         previous = await _find_previous(gateway, caller, body)
+        named = _read_conversation_name(body.conversation)
         task = answer_task([(str(each.get("role")), read_message_text(each.get("content"))) for _, each in items])
         said = read_messages(items) if task is None else None
         if said is not None and (previous is not None or body.conversation is not None):
@@ -90,10 +91,7 @@ async def create_response(
         if body.stream:
             return Response(write_answer(ResponseWriter(head=head), answer), media_type="text/event-stream")
         return JSONResponse(_build_document(head, answer, is_formed=False))
-    named = body.conversation
-    conversation = None
-    if previous is None:
-        conversation = find_conversation(request, body, named.get("id") if isinstance(named, dict) else named)
+    conversation = find_conversation(request, body, named) if previous is None else None
     turn = await take_turn(
         gateway, request, caller, body=body, terms=terms, said=said, conversation=conversation, previous=previous
     )
@@ -161,6 +159,18 @@ async def _find_previous(gateway: Gateway, caller: Caller, body: ResponseBody) -
     if header.user != caller.user or header.parent is not None:
         raise RefusedFieldError(name, f"{name} is refused: only who started a response goes on with it")
     return await gateway.runs.load(header.id)
+
+
+def _read_conversation_name(given: str | dict[str, Any] | None) -> str | None:
+    """Return the name of a conversation, which may be the only field of an object, as `id`; None if none is given.
+
+    Raises:
+        RefusedFieldError: when it is something else.
+    """
+    name = given.get("id") if isinstance(given, dict) and len(given) == 1 else given
+    if given is not None and not (isinstance(name, str) and name):
+        raise RefusedFieldError("conversation", "conversation is refused: give its name, or an object with it as `id`")
+    return name if isinstance(name, str) else None
 
 
 async def _read_items(gateway: Gateway, caller: Caller, body: ResponseBody) -> list[tuple[str, dict[str, Any]]]:
