@@ -1,10 +1,12 @@
 """One walk over texts, names and numbers at any depth, in JSON and in Python's own values."""
 
+import json
 from enum import Enum
 
 import attrs
+import pytest
 
-from agentfsm.core.json_text import list_leaves, map_leaves
+from agentfsm.core.json_text import build_object, list_leaves, map_leaves
 
 
 class Mood(Enum):
@@ -34,3 +36,10 @@ def test_names_that_become_one_lose_no_member():
         "x (2)": 2,
         "x (3)": 3,
     }
+
+
+def test_a_key_that_is_there_twice_loses_nothing():
+    """It is refused, at any depth."""
+    assert json.loads('{"a": {"b": 1}}', object_pairs_hook=build_object) == {"a": {"b": 1}}
+    with pytest.raises(ValueError, match="'b' is there twice"):
+        json.loads('{"a": {"b": 1, "b": 2}}', object_pairs_hook=build_object)

@@ -4,12 +4,14 @@ import attrs
 
 from agentfsm.core.header import Header
 from agentfsm.core.trace_context import (
+    begins_trace,
     call_context,
     caller_context,
     child_traceparent,
     event_context,
     hash_run_span_id,
     parse_traceparent,
+    rating_context,
     run_context,
     wait_context,
 )
@@ -32,6 +34,7 @@ def test_each_span_has_an_id_of_its_own():
     """All spans of a run are in one trace, and no two have the same id."""
     own = header()
     spans = [run_context(own), event_context(own, 1), event_context(own, 2), wait_context(own, 2)]
+    spans += [rating_context(own, 1), rating_context(own, 2)]
     spans += [call_context(own, "t1.0"), call_context(own, "t1.1"), run_context(attrs.evolve(own, id="r2"))]
     assert len({span.span_id for span in spans}) == len(spans)
     assert len({span.trace_id for span in spans[:-1]}) == 1
@@ -51,3 +54,16 @@ def test_a_called_run_is_below_the_call():
     own = header()
     assert parse_traceparent(child_traceparent(own, "t1.0")) == call_context(own, "t1.0")
     assert parse_traceparent(child_traceparent(own, "")) == run_context(own)
+
+
+def test_a_trace_begins_with_a_run_or_with_its_caller():
+    """A run below another one, at any depth, is of the trace that begins there; one with a span of a caller is not."""
+    own = header()
+    assert begins_trace(own)
+    assert not begins_trace(header(traceparent=GIVEN))
+    child = attrs.evolve(own, id="r1.t1.0", parent="r1", traceparent=child_traceparent(own, "t1.0"))
+    below = attrs.evolve(child, id="r1.t1.0.t2.0", parent="r1.t1.0", traceparent=child_traceparent(child, "t2.0"))
+    assert begins_trace(child)
+    assert begins_trace(below)
+    assert not begins_trace(attrs.evolve(child, traceparent=GIVEN))
+    assert begins_trace(attrs.evolve(own, id="r9", caller="r1/t1.0", traceparent=child_traceparent(own, "t1.0")))
