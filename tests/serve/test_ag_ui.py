@@ -26,8 +26,6 @@ from tests.support import node_packages
 from tests.support.example_modules import EXAMPLES, example
 from tests.support.gateways import named, serving
 
-PROGRAM = Path(node_packages.__file__).parent / "node" / "ag_ui_client.mjs"
-
 
 @pytest.fixture
 def anyio_backend():
@@ -36,24 +34,15 @@ def anyio_backend():
 
 
 @pytest.fixture(scope="module")
-def program():
+def exchange():
     """Start the official client once."""
-    command = [str(node_packages.node()), str(PROGRAM), str(node_packages.packages().parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
+    with node_packages.running("ag_ui_client.mjs") as exchange:
+        yield exchange
 
 
 @pytest.fixture
-def client(program):
+def client(exchange):
     """Return a function that sends a request with the official client, and returns what that understood."""
-
-    def exchange(line, on_event):
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-        while "event" in (said := json.loads(program.stdout.readline())):
-            on_event(said["event"])
-        return said
 
     async def send(
         server,
@@ -69,7 +58,7 @@ def client(program):
         made = {"threadId": "t", "runId": "r1", "messages": list(messages), **fields}
         url = f"{str(server.base_url).rstrip('/')}/{path or f'v1/agents/{agent}/ag-ui'}"
         request = {"url": url, "method": method, "headers": {"x-caller": caller}, "input": made}
-        return await anyio.to_thread.run_sync(exchange, json.dumps(request), on_event)
+        return await anyio.to_thread.run_sync(exchange, request, on_event)
 
     return send
 

@@ -1,8 +1,6 @@
 """The front end of a run: CopilotKit's own client carries out tools, shares a state, and sees what goes wrong."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import anyio
 import pytest
@@ -17,7 +15,6 @@ from agentfsm.tools.front_end import MAX_CHARS, MAX_TOOLS
 from tests.support import node_packages
 from tests.support.gateways import named, serving
 
-PROGRAM = Path(node_packages.__file__).parent / "node" / "copilotkit_client.mjs"
 PAINT = {
     "name": "paint",
     "description": "Paint the page",
@@ -32,27 +29,20 @@ def anyio_backend():
 
 
 @pytest.fixture(scope="module")
-def program():
+def exchange():
     """Start CopilotKit's client once."""
-    command = [str(node_packages.node()), str(PROGRAM), str(node_packages.packages().parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
+    with node_packages.running("copilotkit_client.mjs") as exchange:
+        yield exchange
 
 
 @pytest.fixture
-def page(program):
+def page(exchange):
     """Return a function that opens a page on a server, in which the user sends messages, and returns what it shows."""
-
-    def exchange(line):
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-        return json.loads(program.stdout.readline())
 
     async def visit(server, *messages, caller="ann//run", **fields):
         url = f"{str(server.base_url).rstrip('/')}/v1/agents/shop/ag-ui"
         request = {"url": url, "headers": {"x-caller": caller}, "threadId": "t", "messages": messages, **fields}
-        return await anyio.to_thread.run_sync(exchange, json.dumps(request))
+        return await anyio.to_thread.run_sync(exchange, request)
 
     return visit
 

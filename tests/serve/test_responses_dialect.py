@@ -1,9 +1,6 @@
 """OpenAI's Responses, by its own client and by the `ai` SDK: responses are runs, and go on after each other."""
 
-import json
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import anyio
 import openai
@@ -18,7 +15,6 @@ from tests.support import node_packages
 from tests.support.gateways import serving
 
 ONE_TURN = Limits(turns=1)
-PROGRAM = Path(node_packages.__file__).parent / "node" / "ai_sdk_client.mjs"
 
 
 class Total(BaseModel):
@@ -34,27 +30,20 @@ def anyio_backend():
 
 
 @pytest.fixture(scope="module")
-def program():
+def exchange():
     """Start the `ai` SDK once."""
-    command = [str(node_packages.node()), str(PROGRAM), str(node_packages.packages().parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
+    with node_packages.running("ai_sdk_client.mjs") as exchange:
+        yield exchange
 
 
 @pytest.fixture
-def sdk(program):
+def sdk(exchange):
     """Return a function that sends a request with the `ai` SDK, and returns what that understood."""
-
-    def exchange(line):
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-        return json.loads(program.stdout.readline())
 
     async def send(server, provider, how="generate", *, key="ann//run", headers=None, schema=None, **options):
         url = f"{server.base_url}".rstrip("/") + "/v1"
         request = {"provider": provider, "url": url, "key": key, "headers": headers or {}, "call": how}
-        return await anyio.to_thread.run_sync(exchange, json.dumps(request | {"schema": schema, "options": options}))
+        return await anyio.to_thread.run_sync(exchange, request | {"schema": schema, "options": options})
 
     return send
 

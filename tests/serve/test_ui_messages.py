@@ -1,9 +1,5 @@
 """UI messages: the chat of the `ai` SDK, as in `useChat`, starts runs, decides on calls and resumes streams."""
 
-import json
-import subprocess
-from pathlib import Path
-
 import anyio
 import pytest
 
@@ -13,8 +9,6 @@ from agentfsm.testing import ScriptedModel, call, fail, say
 from tests.support import node_packages
 from tests.support.gateways import named, serving
 
-PROGRAM = Path(node_packages.__file__).parent / "node" / "ui_message_client.mjs"
-
 
 @pytest.fixture
 def anyio_backend():
@@ -23,25 +17,18 @@ def anyio_backend():
 
 
 @pytest.fixture(scope="module")
-def program():
+def exchange():
     """Start the official client once."""
-    command = [str(node_packages.node()), str(PROGRAM), str(node_packages.packages().parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
+    with node_packages.running("ui_message_client.mjs") as exchange:
+        yield exchange
 
 
 @pytest.fixture
-def page(program):
+def page(exchange):
     """Return a function that opens a page of a chat, and returns a function of what its user does."""
 
-    def exchange(line):
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-        return json.loads(program.stdout.readline())
-
     async def act(**asked):
-        return await anyio.to_thread.run_sync(exchange, json.dumps(asked))
+        return await anyio.to_thread.run_sync(exchange, asked)
 
     async def load(server, *, chat="c", caller="ann//run+approve", agent="shop", messages=()):
         url = f"{str(server.base_url).rstrip('/')}/v1/agents/{agent}/ui-messages"

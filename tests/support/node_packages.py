@@ -12,10 +12,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -107,3 +109,28 @@ def _install(kept: Path) -> None:
         except OSError:
             if not kept.exists():  # else another process was quicker
                 raise
+
+
+Exchange = Callable[..., Any]
+"""Sends a JSON value to a program as a line, and returns the line that it answers with. What it says before that, as
+`{"event": ...}`, is given to `on_event`. It blocks.
+"""
+
+
+@contextmanager
+def running(name: str) -> Iterator[Exchange]:
+    """Start a program of the folder `node`, which may import the packages, and give the function that talks to it."""
+    command = [str(node()), str(PINNED / name), str(packages().parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def exchange(request: Any, on_event: Callable[[Any], None] = lambda _event: None) -> Any:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            while "event" in (said := json.loads(process.stdout.readline())):
+                on_event(said["event"])
+            return said
+
+        yield exchange
+        process.stdin.close()
