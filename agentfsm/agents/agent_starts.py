@@ -223,7 +223,7 @@ class AgentStarts(AgentFields[A_co]):
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_front_end(self, header: Header) -> bool:
-        """Check what the front end of a run gives it, and return whether it shows something: nobody knows what that is.
+        """Check what the front end gives a run; return whether it gives state or context, which are untrusted.
 
         Raises:
             MisuseError: when it is not valid, or a tool has the name of one of the agent's.

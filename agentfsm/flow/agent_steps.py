@@ -241,7 +241,7 @@ class _PromptWriter:
     prompt: str | Callable[..., Any]
     names: Names
     check: Callable[[Any], object]
-    """Raises an error for what is no prompt, or no inputs of a flow."""
+    """Checks a prompt, or the inputs of a flow, and raises an error if they are invalid."""
 
     def write(self, arguments: Arguments) -> Any:
         """Return the prompt.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Samples: TypeAlias = "list[tuple[dict[str, str], float]]"
 """Labels and value of each sample of a metric."""
 
-# Seconds for which a series that nobody could expect, such as that of another model, is shown at 0 when it has begun:
+# Seconds for which a new series that was not expected at the start, such as that of another model, is shown at 0:
 # Prometheus sees no increase in the first value of a series. It is the longest step of the rules, 5 minutes, and an
 # interval of scrapes, so that a rule has looked at the 0.
 BIRTH_S: Final = 450.0

@@ -94,7 +94,7 @@ class RunAgentBody(_DialectBody):
     """State that the client shares with the run, a JSON object. Empty: that of the conversation."""
 
     context: list[dict[str, Any]] | None = None
-    """What the client shows the model, each with a description and a value."""
+    """Data of the page for the model. Each item has a description and a value."""
 
     forwardedProps: Any = None  # noqa: N815  the protocol's name
     """Stored as metadata of a run that this request starts."""

@@ -103,7 +103,7 @@ class AGUIEncoder:
 
     _views: dict[str, _RunView] = attrs.field(factory=dict, init=False)
     _page: Page = attrs.field(factory=Page, init=False)
-    """What the client shares with the run, as it was sent."""
+    """State and context of the client's page, as the client sent them."""
 
     _step: str = attrs.field(default="", init=False)
     """State of the run, whose step is open; empty before the first event."""
@@ -172,7 +172,7 @@ class AGUIEncoder:
     def encode_end(self, run: Run | None, position: str) -> str:
         """Write how the run ended, or what it waits for."""
         assert run is not None  # noqa: S101  `folds` is set
-        asked = list_front_end_calls(run)  # which the client carries out, so that nobody has to be asked
+        asked = list_front_end_calls(run)  # the client executes these calls, so they are no interrupts
         interrupts = [_build_interrupt(self, item, position) for item in run.pending if item not in asked]
         events: list[Event] = list(self._close_everything(interrupts))
         assert self._before is not None  # noqa: S101  the stream has begun

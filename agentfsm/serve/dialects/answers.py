@@ -47,7 +47,7 @@ class AnswerStatus(StrEnum):
     """There is none yet, because the run works."""
 
     CANCELLED = "cancelled"
-    """There is none, because somebody cancelled the run."""
+    """The run was cancelled, so it has no answer."""
 
     FAILED = "failed"
     """There is none, because the run failed."""
@@ -115,7 +115,7 @@ class AnswerWriter(Protocol):
         ...
 
     def write_text(self, text: str, /, *, is_refusal: bool = False) -> str:
-        """Write more of the text, or the reason why there is no answer of the form that was asked for."""
+        """Write a piece of the text, or the reason why the answer does not have the requested form."""
         ...
 
     def write_end(self, answer: Answer, /) -> str:

@@ -47,7 +47,7 @@ class RequestField(Value):
     """Its name, or its path in an object, such as `reasoning.effort`."""
 
     honoured: str = ""
-    """What it does, for people; empty if each value is refused."""
+    """Effect of the field, for the docs; empty if the server refuses all its values."""
 
     refused: str = ""
     """Values that are refused, why, and what to do, for people; empty if none is."""
@@ -198,7 +198,7 @@ _OBJECTS: Final = {(api, each.name.partition(".")[0]) for each in FIELDS for api
 
 @attrs.frozen(kw_only=True)
 class RequestTerms(Value):
-    """What a request asks for, beside its messages."""
+    """What the fields of a request ask for: settings, data to keep, and whether the answer is JSON."""
 
     settings: Settings | None = None
     """Settings of the run; None if the request has none."""

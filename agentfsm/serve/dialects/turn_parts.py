@@ -38,7 +38,7 @@ class TextEnd(Value):
     id: str
     is_thinking: bool = False
     is_retracted: bool = False
-    """Whether the text is no part of the conversation, such as that of an attempt that broke off."""
+    """Whether the conversation does not have the text, for example because its attempt broke off."""
 
 
 @attrs.frozen(kw_only=True)
