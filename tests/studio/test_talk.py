@@ -198,3 +198,20 @@ def test_a_phone_needs_no_sideways_scroll(open_page, studio):
     say(page, "Settle my invoices")
     expect(page.locator(".decision")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_page_that_is_left_while_it_opens_leaves_the_address_alone(open_page, studio):
+    """The first page is slow, and the reader goes to another: that one is shown, and its address stays."""
+    page = open_page("#/workers")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Workers")
+    held = []
+    page.route("**/v1/sessions", held.append)
+    with page.expect_request("**/v1/sessions"):
+        page.evaluate("location.hash = '#/talk'")
+    page.evaluate("location.hash = '#/runs'")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+    with page.expect_response("**/v1/sessions"):
+        held.pop().continue_()
+    page.wait_for_timeout(300)
+    assert page.url.endswith("#/runs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")

@@ -1,4 +1,5 @@
 // The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
+import { readAddress } from "./address.js";
 import { api, credentials } from "./api.js";
 import { every, fill, h } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
@@ -16,9 +17,9 @@ const main = h("main", { id: "main", tabindex: -1 });
 const links = PAGES.map((page) => h("a", { href: `#/${page.path}`, "data-path": page.path }, t(page.title)));
 
 function readRoute() {
-  const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const { path, parameters } = readAddress();
   const [name, ...rest] = path.split("/");
-  return { name, rest: rest.map(decodeURIComponent), parameters: new URLSearchParams(search) };
+  return { name, rest: rest.map(decodeURIComponent), parameters };
 }
 
 async function show() {
@@ -26,7 +27,7 @@ async function show() {
   const number = ++shown;
   if (!name) {
     const { agents } = await api.agents().catch(() => ({ agents: [] }));
-    if (number !== shown) return;
+    if (number !== shown || readRoute().name) return; // the reader has gone to a page, which is shown next
     history.replaceState(null, "", agents.length ? "#/talk" : "#/runs");
     return void await show();
   }

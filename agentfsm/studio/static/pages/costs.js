@@ -1,4 +1,5 @@
 // Costs: sums over runs by agent, model, purpose, user, day or tenant; spending limits; a forecast of the month.
+import { keepAddress } from "../address.js";
 import { api } from "../api.js";
 import { fill, h } from "../dom.js";
 import { compact, count, date, money } from "../format.js";
@@ -6,7 +7,7 @@ import { t } from "../i18n.js";
 import { bar, card, empty, failure, table } from "../parts.js";
 
 const GROUPS = ["agent", "model", "purpose", "user", "day", "tenant"];
-const DAYS = ["7", "1", "30", ""];
+const DAYS = ["7", "1", "30", "all"];
 const DAY_S = 86400;
 
 export const costs = {
@@ -26,17 +27,17 @@ export const costs = {
       h("header", { class: "page" }, h("h1", {}, t("Costs"))),
       h("form", { class: "toolbar", onsubmit: (event) => event.preventDefault() },
         select("by", t("Rows"), GROUPS.map((each) => [each, t(`by ${each}`)])),
-        select("days", t("Time"), DAYS.map((each) => [each, each ? t("the last {n} days", { n: each }) : t("all")]))),
+        select("days", t("Time"), DAYS.map((each) => [each, each === "all" ? t("all") : t("the last {n} days", { n: each })]))),
       content);
 
     function change(name, value) {
       chosen[name] = value;
-      history.replaceState(null, "", `#/costs?${new URLSearchParams(chosen)}`);
+      keepAddress("costs", chosen);
       load();
     }
 
     async function load() {
-      const since = chosen.days ? Math.floor(Date.now() / 1000) - Number(chosen.days) * DAY_S : undefined;
+      const since = chosen.days !== "all" ? Math.floor(Date.now() / 1000) - Number(chosen.days) * DAY_S : undefined;
       try {
         fill(content, draw(await api.costs({ by: chosen.by, since })));
       } catch (error) {

@@ -1,4 +1,5 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
+import { keepAddress } from "../address.js";
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
@@ -66,7 +67,7 @@ function draw(model, parts) {
     parts.wanted = null;
     return model.goTo(wanted);
   }
-  keepAddress(model, parts);
+  keepView(model, parts);
   drawHeader(model, parts);
   drawFacts(model, parts);
   fill(parts.machine, drawMachine(model.machine.table, model.view));
@@ -79,13 +80,9 @@ function draw(model, parts) {
   parts.panels.update();
 }
 
-/** Keep the version and the panel in the address, so that a refresh and a link show the same. */
-function keepAddress(model, parts) {
-  const path = `#/runs/${encodeURIComponent(model.id)}`;
-  if (location.hash.split("?")[0] !== path) return; // the reader has gone to another page, which is shown next
-  const given = [model.isLive ? null : ["v", model.view.version], ["panel", parts.panels.chosen()]].filter(Boolean);
-  const address = `${path}?${new URLSearchParams(given)}`;
-  if (location.hash !== address) history.replaceState(null, "", address);
+/** Keep the version and the panel in the address. */
+function keepView(model, parts) {
+  keepAddress(`runs/${encodeURIComponent(model.id)}`, { v: model.isLive ? "" : String(model.view.version), panel: parts.panels.chosen() });
 }
 
 function statusOf(model) {
@@ -198,7 +195,7 @@ function buildPanels(model, parts, wanted) {
   function choose(panel) {
     chosen = panel;
     update();
-    keepAddress(model, parts);
+    keepView(model, parts);
   }
   function move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];

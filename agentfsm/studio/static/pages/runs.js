@@ -1,4 +1,5 @@
 // The list of runs, live, with search and filters.
+import { keepAddress } from "../address.js";
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { compact, costOf, count } from "../format.js";
@@ -46,8 +47,7 @@ export const runs = {
     function change(name, value) {
       filters[name] = value;
       pages = 1;
-      const given = Object.entries(filters).filter(([, each]) => each);
-      history.replaceState(null, "", `#/runs${given.length ? `?${new URLSearchParams(given)}` : ""}`);
+      keepAddress("runs", filters);
       load();
     }
 

@@ -1,4 +1,5 @@
 // Talk: start a run of an agent, and go on with its conversation.
+import { keepAddress } from "../address.js";
 import { api, newKey } from "../api.js";
 import { attachmentList } from "../attachments.js";
 import { runBubbles } from "../bubbles.js";
@@ -31,7 +32,7 @@ export const talk = {
     const log = h("div", { class: "talk-log", role: "log", "aria-label": t("Conversation") });
     const earlier = h("div", {});
     const greeting = empty(t("A new conversation"), t("Enter sends a message, Shift+Enter begins a new line."));
-    const agent = h("select", { "aria-label": t("Agent"), onchange: keepAddress }, agents.map((each) => h("option", { value: each.name }, each.name)));
+    const agent = h("select", { "aria-label": t("Agent"), onchange: keepChoice }, agents.map((each) => h("option", { value: each.name }, each.name)));
     const sessions = h("select", { "aria-label": t("Session"), onchange: () => openSession(sessions.value) },
       h("option", { value: "" }, t("new session")),
       known.sessions.filter((each) => each.user === known.user).map((each) => h("option", { value: each.session, "data-agent": each.last.agent }, `${each.session} · ${each.last.prompt.slice(0, 60)}`)));
@@ -70,9 +71,8 @@ export const talk = {
 
     const last = () => said.at(-1) ?? null;
 
-    function keepAddress() {
-      const given = Object.entries({ agent: agent.value, session }).filter(([, each]) => each);
-      history.replaceState(null, "", `#/talk?${new URLSearchParams(given)}`);
+    function keepChoice() {
+      keepAddress("talk", { agent: agent.value, session });
     }
 
     function addRun(id, { isNew = false, prompt = "", first = false } = {}) {
@@ -105,7 +105,7 @@ export const talk = {
       session = name;
       const chosen = [...sessions.options].find((each) => each.value === name);
       if (chosen?.dataset.agent && agents.some((each) => each.name === chosen.dataset.agent)) agent.value = chosen.dataset.agent;
-      keepAddress();
+      keepChoice();
       update();
       if (name) await addEarlier(null).catch((error) => complain(error.message));
       text.focus();
@@ -160,7 +160,7 @@ export const talk = {
           if (own !== opened) return; // the reader has gone elsewhere
           if (![...sessions.options].some((each) => each.value === session)) sessions.append(h("option", { value: session }, `${session} · ${words.slice(0, 60)}`));
           sessions.value = session;
-          keepAddress();
+          keepChoice();
           addRun(run.id, { isNew: true, prompt: words });
         }
         failed = null;
