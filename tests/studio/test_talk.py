@@ -203,9 +203,9 @@ def test_a_phone_needs_no_sideways_scroll(open_page, studio):
 def test_a_page_that_is_left_while_it_opens_leaves_the_address_alone(open_page, studio):
     """The first page is slow, and the reader goes to another: that one is shown, and its address stays."""
     page = open_page("#/workers")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Workers")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Workers and leases")
     held = []
-    page.route("**/v1/sessions", held.append)
+    page.route("**/v1/sessions", lambda route: held.append(route))
     with page.expect_request("**/v1/sessions"):
         page.evaluate("location.hash = '#/talk'")
     page.evaluate("location.hash = '#/runs'")
