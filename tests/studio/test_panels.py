@@ -253,7 +253,7 @@ def test_the_workers(open_page, studio, show):
 
 def test_the_costs(open_page, studio, show):
     """The rows, the spending limit and the forecast are those of `agentfsm costs --json`, for each meaning of a row."""
-    page = open_page("#/costs?days=")
+    page = open_page("#/costs?days=all")
     for by in ("agent", "purpose"):
         page.get_by_label("Rows").select_option(by)
         found = show("costs", "--by", by)
