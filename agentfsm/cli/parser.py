@@ -312,6 +312,13 @@ def _add_inspect(add: AddParser) -> None:
     _add_run_id(show)
     show.add_argument("--at", metavar="VERSION", type=int, help="show the run as it was at this version")
     show.add_argument("--events", action="store_true", help="list its journal as well")
+    show.add_argument(
+        "--request",
+        metavar="TURN",
+        type=parse_count,
+        help="show what the model was sent in this turn instead: all parts, with tokens and costs",
+    )
+    _add_agent_option(show)
     logs = _add_command(add, "inspect:logs", text="print the log of a stored run: turns, calls, its end with totals")
     _add_run_id(logs)
     logs.add_argument("--follow", action="store_true", help="go on with what is new, until the run is over")

@@ -27,6 +27,7 @@ from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
+    from agentfsm.engine.execution.execution import Execution
 
 # The parts of a request that the two hashes cover.
 REQUEST_PARTS: Final = ("the agent: its model, instructions, tools, settings or planner", "the messages")
@@ -79,9 +80,8 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     """
     stored = await store.read(run_id)
     run = begin_run(stored.header, await load_predecessor(store, stored.header))
-    unowned = Lease(run_id=run_id, token=0, version=0)  # nothing is appended to it
-    journal = Journal(store=store, lease=unowned, run=run, clock=config.clock, log=RunLogger(run_id, run.header.agent))
-    drive = build_execution(config, journal, TokenLedger(own_start=run.own_start), ExecutionOptions(deps=deps))
+    drive = build_replay(config, store, run, deps, TokenLedger(own_start=run.own_start))
+    journal = drive.journal
     checked, found = 0, []
     for event in stored.events:
         await StepThrottle.enter()
@@ -96,3 +96,11 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
                 found.append(Divergence(version=run.version + 1, turn=run.turn + 1, what=differing))
         journal.run = run.apply(event)
     return Replay(run=journal.run, checked=checked, divergences=tuple(found))
+
+
+def build_replay(config: EngineConfig, store: Store, run: Run, deps: Any, ledger: TokenLedger) -> Execution:
+    """Return an execution of a run that appends nothing, whose run the caller moves on."""
+    unowned = Lease(run_id=run.id, token=0, version=0)
+    log = RunLogger(run.id, run.header.agent)
+    journal = Journal(store=store, lease=unowned, run=run, clock=config.clock, log=log)
+    return build_execution(config, journal, ledger, ExecutionOptions(deps=deps))

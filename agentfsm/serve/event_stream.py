@@ -3,7 +3,8 @@
 The id of an event is the version vector: the version of each run's journal that the client has, as in
 `RUN:12,CHILD:3`. A client that sends it back, as `Last-Event-ID` or as `after`, misses no event of a journal and
 gets none twice, also from another process. Pieces of text have no id: they are sent if this process executes the run,
-or another one passes them through Redis, and dropped for a client that lags behind.
+or another one passes them through Redis, and dropped for a client that lags behind. A client that comes in the middle
+of an answer gets what this process has of it as the first piece.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
 from agentfsm.journal.follow import is_blocked
-from agentfsm.serve.delta_hub import DeltaHub
+from agentfsm.serve.delta_hub import DeltaHub, DeltaQueue
 from agentfsm.serve.journal_feeds import CHILD_POLL_S, MAX_BATCH, FeedEvent, JournalFeed, JournalFeeds, to_json
 from agentfsm.serve.run_documents import locate_run
 
@@ -165,9 +166,9 @@ class JournalEncoder:
         """Write an event with its position as the id."""
         return f"id: {position}\ndata: {item.to_json(self.caller)}\n\n"
 
-    def encode_delta(self, event: Delta, _offset: int) -> str:
+    def encode_delta(self, event: Delta, offset: int) -> str:
         """Write a piece of text, without an id."""
-        return _write_delta(event)
+        return _write_delta(event, offset)
 
     def encode_end(self, _run: Run | None, _position: str) -> str:
         """Write the end of the run."""
@@ -182,9 +183,9 @@ class JournalEncoder:
 
 
 @lru_cache(maxsize=256)
-def _write_delta(event: Delta) -> str:
+def _write_delta(event: Delta, offset: int) -> str:
     """Write a piece of text, once for all streams."""
-    return f"event: delta\ndata: {to_json(event.to_dict())}\n\n"
+    return f"event: delta\ndata: {to_json({**event.to_dict(), 'offset': offset})}\n\n"
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -216,6 +217,7 @@ class RunEventStream:
     _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
     _send: Send = attrs.field(init=False)
     _lock: anyio.Lock = attrs.field(factory=partial(anyio.Lock, fast_acquire=True), init=False)
+    _deltas: DeltaQueue = attrs.field(init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
     _folded: dict[str, Run] = attrs.field(factory=dict, init=False)
     """Runs at the versions that were sent, if the encoder needs them."""
@@ -272,6 +274,10 @@ class RunEventStream:
         self._scope.cancel()
 
     async def _stream(self, receive: Receive) -> None:
+        with self.hub.subscribe(self.root_id) as self._deltas:
+            await self._stream_all(receive)
+
+    async def _stream_all(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leave_with_client, receive, tasks)
             try:
@@ -300,16 +306,13 @@ class RunEventStream:
             await self._write(": waiting\n\n")
 
     async def _send_deltas(self) -> None:
-        throttle = StepThrottle.current()
-        with self.hub.subscribe(self.root_id) as queue:
-            while True:
-                await queue.wait()
-                if not throttle.try_acquire():  # all streams have the piece at the same moment
-                    await throttle.acquire()
-                pieces = queue.take()
-                async with self._lock:  # an encoder sees everything in the order in which it is sent
-                    shown = [each for each in pieces if each.event.run_id in self._followed]
-                    await self._send_text("".join([self.encoder.encode_delta(*each) for each in shown]))
+        throttle, queue = StepThrottle.current(), self._deltas
+        while True:
+            await queue.wait()
+            if not throttle.try_acquire():  # all streams have the piece at the same moment
+                await throttle.acquire()
+            async with self._lock:  # an encoder sees everything in the order in which it is sent
+                await self._send_text("".join([self.encoder.encode_delta(*each) for each in queue.take()]))
 
     async def _follow(self, run_id: str) -> None:
         """Send the events of a run and, at the same time, those of its sub-agents, until all are over.
@@ -317,6 +320,7 @@ class RunEventStream:
         If the stream ends when the run waits, the events of sub-agents are sent up to then.
         """
         self._followed.add(run_id)
+        self._deltas.follow(run_id)
         activity = _Activity()
         is_blocked = run_id == self.run_id and await self._is_blocked()
         size = 1 if self.encoder.ends_at_wait else MAX_BATCH  # a stream that ends at a wait sends nothing behind it

@@ -16,7 +16,6 @@ from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.decisions import end_allowances
-from agentfsm.agents.deltas import pass_deltas
 from agentfsm.agents.worker import Worker
 from agentfsm.core.errors import (
     AgentError,
@@ -196,12 +195,12 @@ class Gateway:
     async def _execute(self, run: Run, options: ExecutionOptions) -> Run:
         if self.four_eyes:  # also those of a run from before they were asked for
             await end_allowances(self.runs.store, run.header)
-        agent = self._find_release(run.header)
+        agent = self.find_release(run.header)
         self.counts.executions[agent.name] += 1
         self.counts.crashes[agent.name] += options.lease is not None and options.lease.abandoned
-        options = options._replace(on_event=pass_deltas(run.id, self.hub.publish))
         try:
-            return await agent.driver.run_until_blocked(run, options)
+            with self.hub.listen(run.id) as listen:
+                return await agent.driver.run_until_blocked(run, options._replace(on_event=listen))
         except LeaseLostError:
             self.counts.lost_leases[agent.name] += 1
             raise
@@ -217,7 +216,7 @@ class Gateway:
             raise ConflictError("this server executes no runs: resume the run with `agentfsm resume`")
         if header.parent is not None:
             raise MisuseError(f"run {header.id!r} works for run {header.parent!r}: resume that one")
-        self._tasks.start_soon(self._resume, self._find_release(header), header.id)
+        self._tasks.start_soon(self._resume, self.find_release(header), header.id)
 
     async def execute_once(self, agent: Agent[Any], run: Run) -> None:
         """Execute a run in a task of the server until it is over or waits. Return when its first step is done.
@@ -236,11 +235,11 @@ class Gateway:
                     has_begun = True
                     task_status.started()
 
-            on_event = pass_deltas(run.id, self.hub.publish)
             try:
                 deps = await self.resolve_deps(run)
-                options = ExecutionOptions(deps=deps, resume=True, on_event=on_event, on_run=begin)
-                await agent.driver.run_until_blocked(run, options)
+                with self.hub.listen(run.id) as listen:
+                    options = ExecutionOptions(deps=deps, resume=True, on_event=listen, on_run=begin)
+                    await agent.driver.run_until_blocked(run, options)
                 begin(run)
             except Exception as error:
                 if not has_begun:
@@ -249,7 +248,7 @@ class Gateway:
 
         await self.start_task(execute)
 
-    def _find_release(self, header: Header) -> Agent[Any]:
+    def find_release(self, header: Header) -> Agent[Any]:
         """Return the agent that executes a run: that of its release, if the agent has a roll-out."""
         rollout = self.rollouts.get(header.agent)
         return self.find_agent(header.agent) if rollout is None else rollout.find_agent(header.release)

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import codec
-from agentfsm.core import events as e
-from agentfsm.core.effects import AskModel
-from agentfsm.core.errors import MisuseError
+from agentfsm.engine.sent_request import build_request_document, read_sent_request
 from agentfsm.journal.diff import difference
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.queries import read_number, read_text
@@ -72,30 +70,21 @@ async def list_messages(gateway: Gateway, request: Request, caller: Caller, _bod
 
 
 async def get_model_request(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Return what the model was shown in a turn: the messages after compaction, and the tools if they were selected."""
+    """Return what the model was sent in a turn: all parts with their tokens and costs, and what has changed.
+
+    Administrators get the instructions as well. Tools and settings are those of the agent, if it is served here.
+    """
     header = await gateway.open_run(request.path_params["run_id"], caller)
     turn = read_number(request.query_params, "turn", 0, _MAX_VERSION)
-    run = await gateway.load(header, 0)
-    found = None
-    for event in await gateway.runs.history(header.id):
-        if isinstance(event, e.Answered) and run.turn + 1 == turn and isinstance(run.effect, AskModel):
-            found = run, event
-        run = run.apply(event)
-    if found is None:
-        raise MisuseError(f"turn={turn}: the run has no reply of a model in this turn; its newest turn is {run.turn}")
-    run, event = found
-    effect = run.effect
-    assert isinstance(effect, AskModel)  # noqa: S101  checked above
-    return JSONDocument(
-        {
-            "turn": turn,
-            "version": run.version + 1,
-            "is_compacted": bool(run.cutoff),
-            "messages": _list_messages(effect.messages, caller),
-            "offered": None if run.offered is None else list(run.offered),
-            "hash": event.request or None,
-        }
+    agent = gateway.find_release(header) if header.agent in gateway.agents else None
+    found = await read_sent_request(
+        gateway.runs.store,
+        header.id,
+        turn,
+        config=None if agent is None else agent.driver.config,
+        deps=None if agent is None else await gateway.resolve_deps(await gateway.load(header)),
     )
+    return JSONDocument(build_request_document(found, is_admin=caller.allows("admin")))
 
 
 async def audit_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:

@@ -107,15 +107,16 @@ def _count_assistant(message: AssistantMessage, count: CountText) -> int:
 
 def _count_result(message: ToolResult, count: CountText) -> int:
     tokens = count(message.text) + CALL_TOKENS
-    return tokens + sum(_count_media(part) + PART_TOKENS for part in message.parts) if message.parts else tokens
+    return tokens + sum(count_media(part) + PART_TOKENS for part in message.parts) if message.parts else tokens
 
 
 def _count_user(message: UserMessage, count: CountText) -> int:
     media = [part for part in message.parts if not isinstance(part, TextPart)]
-    return count(message.text) + sum(_count_media(part) for part in media) if media else count(message.text)
+    return count(message.text) + sum(count_media(part) for part in media) if media else count(message.text)
 
 
-def _count_media(part: Media) -> int:
+def count_media(part: Media) -> int:
+    """Return the approximate tokens of an image, a file or a recording."""
     if isinstance(part, ImagePart):
         return LOW_IMAGE_TOKENS if part.detail == "low" else IMAGE_TOKENS
     carried = read_inline_data(part)

@@ -22,10 +22,11 @@ from agentfsm.cli.render.json_documents import (
     build_posted_json,
     build_summary_json,
 )
+from agentfsm.cli.render.sent_request import format_sent_request
 from agentfsm.cli.render.text import format_events, format_feedback, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint
-from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.run_lookup import resolve_run, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core import machine as diagram
 from agentfsm.core.errors import MisuseError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.journal.run_list import StrandedRun
     from agentfsm.ports.store import RunSummary
     from agentfsm.ports.stored import Feedback
@@ -107,7 +109,13 @@ def _list_stranded(store: Store, where: Filter, limit: int, terminal: Terminal) 
 
 
 def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Show a run."""
+    """Show a run, or what its model was sent in a turn.
+
+    Raises:
+        MisuseError: if the run has no such turn, or the agent that was named cannot be loaded.
+    """
+    if args.request is not None:
+        return _show_request(args, terminal)
     found, events, root, hint = _load_run(args.id, args.at, args.store)
     store = open_existing_store(args.store)
     posted: Sequence[tuple[str, Decision]] = ()
@@ -129,6 +137,26 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     for each in feedback:
         terminal.out(format_feedback(each))
     for line in format_events(events) if args.events else ():
+        terminal.out(line)
+    return ExitCode.DONE
+
+
+def _show_request(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    from agentfsm.engine.sent_request import build_request_document, read_sent_request  # noqa: PLC0415  with the engine
+
+    config: EngineConfig | None = None
+    store = open_existing_store(args.store)
+    try:
+        config = resolve_run(args, terminal).agent.driver.config
+    except MisuseError as error:
+        if args.agent is not None:
+            raise
+        terminal.err(f"tools and settings are missing: {error}")
+    found = run_in_store(store, lambda: read_sent_request(store, args.id, args.request, config=config))
+    if terminal.json:
+        terminal.document(build_request_document(found))
+        return ExitCode.DONE
+    for line in format_sent_request(found):
         terminal.out(line)
     return ExitCode.DONE
 

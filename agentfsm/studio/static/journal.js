@@ -10,6 +10,7 @@ export class Journal {
   constructor(table) {
     this.table = table;
     this.events = [];
+    this.turns = 0;
     this.states = ["observe"];
   }
 
@@ -22,6 +23,7 @@ export class Journal {
     if (version !== this.version + 1) return;
     this.states.push(this.table[this.states.at(-1)][event.is]);
     this.events.push(event);
+    if (REPLIES.has(event.is)) this.turns++;
   }
 }
 

@@ -76,17 +76,17 @@ export class RunModel {
   addEvent({ run_id: runId, version, event }) {
     if (runId === this.id) this.journal.add(version, event);
     else this.children.set(runId, version);
-    if (runId === this.id && (event.usage || event.message)) this.draft = null;
+    if (runId === this.id && this.draft?.turn <= this.journal.turns) this.draft = null;
     this.loadDetails();
     this.draw();
   }
 
   addDelta(delta) {
-    if (delta.run_id !== this.id || delta.type !== "text_delta") return;
+    if (delta.run_id !== this.id || delta.type !== "text_delta" || delta.turn <= this.journal.turns) return;
     if (!this.draft || this.draft.turn !== delta.turn || this.draft.attempt !== delta.attempt) {
       this.draft = { turn: delta.turn, attempt: delta.attempt, text: "" };
     }
-    this.draft.text += delta.text;
+    this.draft.text = this.draft.text.slice(0, delta.offset) + delta.text; // from its beginning after a reconnection
     this.draw();
   }
 
