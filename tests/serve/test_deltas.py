@@ -16,6 +16,7 @@ from agentfsm import Agent, CallDelta, MisuseError, Runs, TextDelta, ThinkingDel
 from agentfsm.agents.deltas import DeltaRelay, Piece
 from agentfsm.cli import main
 from agentfsm.ports import Reply, TextChunk
+from agentfsm.serve import delta_hub
 from agentfsm.stores import MemoryStore, open_store
 from agentfsm.stores.redis import broadcast
 from tests.support.checks import HANG_S
@@ -86,6 +87,50 @@ async def test_text_of_a_worker_arrives(redis_url):
                     gates[1].set()
     assert seen[0] == "Observed"
     assert [each for each in seen[1:] if each != "two"] == ["one ", "AnswerGiven", "end"]
+
+
+async def test_a_stream_begins_with_the_answer_so_far():
+    """Each stream that is opened in the middle of an answer has it from its first word; afterwards nothing is kept."""
+    gates = [anyio.Event() for _ in range(3)]
+    agent = Agent(gated(["one ", "two ", "three"], gates), name="shop", store=MemoryStore())
+    async with serving(agent) as client:
+        run_id = (await client.post("/v1/runs", json={"prompt": "go"})).json()["id"]
+        for opened in range(2):
+            gates[opened].set()
+            async with client.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+                found = ""
+                async for kind, data in read_stream(stream.aiter_lines()):
+                    if kind == "delta":
+                        found = found[: data["offset"]] + data["text"]
+                    if found == "one two "[: 4 * (opened + 1)]:
+                        break
+        async with client.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+            texts = []
+            async for kind, data in read_stream(stream.aiter_lines()):
+                if kind == "delta":
+                    texts.append((data["offset"], data["text"]))
+                    gates[2].set()
+    assert texts == [(0, "one two "), (8, "three")]
+
+
+def test_drafts_are_whole_or_not_kept(monkeypatch):
+    """A text without its beginning is not kept, another attempt replaces it, and the oldest make room."""
+    monkeypatch.setattr(delta_hub, "MAX_DRAFT_CHARS", 10)
+    drafts = delta_hub.Drafts()
+
+    def add(root, text, offset, attempt=1, kind=TextDelta):
+        drafts.add(root, Piece(kind(run_id=root, turn=1, attempt=attempt, text=text), offset))
+        return [(type(piece.event), piece.event.text) for piece in drafts.get(root, root)]
+
+    assert add("a", "late", 3) == []
+    assert add("a", "hm", 0, kind=ThinkingDelta) == [(ThinkingDelta, "hm")]
+    assert add("a", "one", 0) == [(ThinkingDelta, "hm"), (TextDelta, "one")]
+    assert add("a", "two", 3)[1] == (TextDelta, "onetwo")
+    assert add("a", "new", 0, attempt=2) == [(TextDelta, "new")]
+    assert add("a", "gap", 7, attempt=2) == []
+    add("a", "123456", 0)
+    assert add("b", "12345", 0) == [(TextDelta, "12345")]
+    assert list(drafts.get("a", "a")) == []
 
 
 async def test_a_redis_that_dies_costs_text_only(monkeypatch, caplog):

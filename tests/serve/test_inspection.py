@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from agentfsm import Agent, difference, tool
+from agentfsm import Agent, Settings, difference, tool
 from agentfsm.core.codec import message_to_json
+from agentfsm.core.usage import Usage
+from agentfsm.engine.sent_request import read_sent_request
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateway_client import named, paying, serving
@@ -60,6 +62,67 @@ async def test_each_version_is_shown_as_the_library_has_it():
         assert replay == {"id": made["id"], "checked": 2, "divergences": []}
         for wrong in ("journal?after=x", "messages?at=99", "request?turn=9", "request", "diff?at=99"):
             assert (await client.get(f"{path}/{wrong}")).status_code == 400, wrong
+
+
+class PricedModel(ScriptedModel):
+    """A model whose tokens have a price; those from the cache cost a tenth."""
+
+    def cost_usd(self, usage):
+        fresh = usage.input_tokens - usage.cached_tokens
+        return fresh * 1e-6 + usage.cached_tokens * 1e-7 + usage.output_tokens * 1e-5
+
+
+@pytest.fixture
+def dear():
+    """Return an agent whose third request has a large result, and a cache that has read a part."""
+    usage = Usage(input_tokens=10_000, output_tokens=100, cached_tokens=2_000)
+    script = say("", call("look", city="Rome")), say("", call("look", city="Bonn " * 2_000)), say("ok", usage=usage)
+    return Agent(
+        PricedModel(*script),
+        tools=[look],
+        name="weather",
+        instructions="Be brief.",
+        settings=Settings(temperature=0.5, extra_body={"account": "a17"}),
+        store=MemoryStore(),
+    )
+
+
+async def test_a_request_is_shown_part_by_part(dear):
+    """Tools as sent, what is new, how often it was sent, and shares that add up; instructions for admins only."""
+    async with serving(dear) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "go", "wait_s": 30}, headers=named())).json()
+        path = f"/v1/runs/{made['id']}/request"
+        first, third = [(await client.get(path, params={"turn": turn}, headers=named())).json() for turn in (1, 3)]
+        whole = (await client.get(path, params={"turn": 3})).json()
+        assert (await client.get(path, params={"turn": 3}, headers=named("bob"))).status_code == 404
+    [declared] = [part for part in third["parts"] if part["kind"] == "tools"]
+    assert (declared["name"], declared["text"]) == ("look", "Look up the weather.")
+    assert declared["schema"] == json.loads(json.dumps(dict(look.definition.parameters)))
+    assert (third["is_as_sent"], third["gap"]) == (True, "")
+    names = ["look", "instructions", "user", "assistant", "result of look", "assistant", "result of look"]
+    assert [part["name"] for part in third["parts"]] == names
+    assert [part["turns"] for part in third["parts"]] == [0, 0, 3, 2, 2, 1, 1]
+    assert [part["is_new"] for part in third["parts"]] == [False] * 5 + [True] * 2
+    assert not any(part["is_new"] for part in first["parts"])
+    assert (third["removed"], third["changed_settings"], third["cache"]["broken_at"]) == ([], [], None)
+    assert {third["parts"][index]["name"] for index in third["largest"][:2]} == {"assistant", "result of look"}
+    assert sum(each["share"] for each in third["shares"]) == pytest.approx(1)
+    assert sum(each["usd"] for each in third["shares"]) == pytest.approx(third["usage"]["cost_usd"])
+    assert sum(part["cached_tokens"] for part in third["parts"]) == pytest.approx(2_000, abs=5)
+    assert (third["settings"]["temperature"], whole["settings"]["extra_body"]) == (0.5, {"account": "a17"})
+    assert "extra_body" not in third["settings"]
+    assert [part["text"] for part in third["parts"] if part["kind"] == "instructions"] == [None]
+    assert [part["text"] for part in whole["parts"] if part["kind"] == "instructions"] == ["Be brief."]
+
+
+async def test_a_request_says_what_is_not_certain(dear):
+    """Of an agent that was changed since, the tools are marked; without an agent, only the messages are known."""
+    run = await dear.run("go")
+    changed = dear.with_(instructions="Be long.")
+    for config, is_as_sent, count in ((changed.driver.config, False, 7), (None, None, 5)):
+        found = await read_sent_request(dear.store, run.id, config=config)
+        assert (found.turn, found.is_as_sent, len(found.parts)) == (3, is_as_sent, count)
+        assert ("was changed" if config else "not known here") in found.gap
 
 
 async def test_versions_and_runs_are_compared():

@@ -127,7 +127,7 @@ def test_the_calls(open_page, studio, show):
 
 
 def test_the_request_of_a_turn(open_page, studio, show):
-    """The panel shows the messages that the model was shown in a turn."""
+    """The panel shows all parts that the model was sent, what is new in them, and which of them cost the most."""
     page = open_panel(open_page, studio, "done", "shown")
     messages = show("export", studio.runs["done"])["messages"]
     page.locator(".panel select").select_option("1")
@@ -136,6 +136,17 @@ def test_the_request_of_a_turn(open_page, studio, show):
     page.locator(".panel select").select_option("3")
     expect(page.locator(".message")).to_have_count(len(messages) - 1)
     assert messages[2]["content"] in page.locator(".shown").text_content()
+    sent = studio.request("GET", f"/v1/runs/{studio.runs['done']}/request?turn=3")
+    shares = {each["kind"]: f"{round(each['share'] * 100)} %" for each in sent["shares"]}
+    assert page.locator(".sent-kinds strong").all_text_contents() == list(shares.values())
+    expect(page.locator(".sent-changes .is-added")).to_have_count(sum(part["is_new"] for part in sent["parts"]))
+    largest = page.locator(".sent-largest button").first
+    assert f"{sent['parts'][sent['largest'][0]]['tokens']:,} tokens" in largest.text_content()
+    largest.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("details.sent-part[open] summary:focus")).to_have_count(1)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_plan(open_page, studio, show):

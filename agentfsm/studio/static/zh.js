@@ -91,4 +91,11 @@ export const ZH = {
   "Workers and leases": "工作进程与租约", "All is done": "全部完成", "No run is executed, and none waits for a worker.": "没有运行在执行，也没有运行在等待工作进程。",
   "Worker {name}": "工作进程 {name}", "Runs without a worker": "没有工作进程的运行", "Run": "运行", "Ready for": "已就绪", "No event for": "无事件", "Crashes": "崩溃", "Why": "原因",
   "Followers": "跟随者", "Follower": "跟随者", "Unread runs": "未读运行", "Works now": "正在工作", "yes": "是", "no": "否",
+  "Not certain": "不确定", "Tokens sent, estimated": "发送的词元（估计）", "Tokens sent, by the provider": "发送的词元（提供商报告）", "Where the cost goes": "费用去向", "about {n} tokens": "约 {n} 个词元",
+  "{n} from the cache": "其中 {n} 来自缓存", "Estimate of the parts": "各部分估计", "Tokens of the answer": "回答的词元", "The largest parts": "最大的部分", "{part}: about {n} tokens, sent in {turns} turns": "{part}：约 {n} 个词元，在 {turns} 轮中发送",
+  "{part}: about {n} tokens": "{part}：约 {n} 个词元", "result of {tool}": "{tool} 的结果", "tool {name}": "工具 {name}", "Since the turn before": "与上一轮相比", "All of the request before is the beginning of this one, so that a cache can serve it.": "上一请求完整地是本请求的开头，缓存可以使用。",
+  "The request before is no beginning of this one from here on: {part}": "上一请求从此处起不再是本请求的开头：{part}", "{n} tokens were read anew: {why}": "{n} 个词元被重新读取：{why}", "setting {name}": "设置 {name}",
+  "Settings of the request": "请求的设置", "new": "新", "in {n} turns": "在 {n} 轮中", "Only administrators see the instructions.": "只有管理员能看到指令。", "score": "得分", "from run": "来自运行",
+  "given to the memory": "直接写入记忆", "reminder": "提醒", "profile": "用户资料", "memory": "记忆", "sent tools": "工具", "sent instructions": "指令", "sent history": "对话", "sent results": "结果",
+  "sent recalled": "回忆", "sent plan": "计划", "sent note": "提醒", "sent media": "图片与文件", "sent answer": "回答", "sent messages": "消息",
 };
