@@ -7,9 +7,9 @@ now; the hash says whether they were the same then.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.ports.model import Request
     from agentfsm.ports.store import Store
+
+Price: TypeAlias = Callable[[Usage], float | None]
 
 _COUNTER: Final = EstimatedCounter()
 # Parts that are named as the largest.
@@ -340,7 +342,7 @@ def _key(part: SentPart) -> tuple[object, ...]:
     return part.kind, part.name, text, repr(part.schema), part.strict
 
 
-def _compare(taken: Sequence[_Snapshot], loss: CacheLoss | None, price: Any) -> SentRequest:
+def _compare(taken: Sequence[_Snapshot], loss: CacheLoss | None, price: Price | None) -> SentRequest:
     now, before = taken[-1], taken[0] if len(taken) > 1 else None
     keys = [_key(part) for part in now.parts]
     old_keys = [] if before is None else [_key(part) for part in before.parts]
@@ -381,7 +383,7 @@ def _explain_gap(now: _Snapshot, *, is_as_sent: bool | None) -> str:
     return "" if is_as_sent else "the journal has no hash of this request, so tools and settings may have been others"
 
 
-def _share(parts: Iterable[SentPart], usage: Usage, price: Any) -> tuple[list[SentPart], list[SentShare]]:
+def _share(parts: Iterable[SentPart], usage: Usage, price: Price | None) -> tuple[list[SentPart], list[SentShare]]:
     """Distribute the tokens that the provider reports, and their cost, over the parts."""
     given = list(parts)
     estimated = sum([part.tokens for part in given])
@@ -424,9 +426,11 @@ def _share(parts: Iterable[SentPart], usage: Usage, price: Any) -> tuple[list[Se
     return priced, shares
 
 
-def _find_prices(usage: Usage, tokens: int, price: Any) -> tuple[float, float | None, float | None]:
+def _find_prices(usage: Usage, tokens: int, price: Price | None) -> tuple[float, float | None, float | None]:
     """Return the price of a cached token as a share of others, and the cost of the input and of the output."""
-    output = None if price is None or usage.cost_usd is None else price(Usage(output_tokens=usage.output_tokens))
+    if price is None or usage.cost_usd is None:
+        return 1.0, None, None
+    output = price(Usage(output_tokens=usage.output_tokens))
     if output is None or output > usage.cost_usd:
         return 1.0, None, None
     fresh = price(Usage(input_tokens=tokens))
