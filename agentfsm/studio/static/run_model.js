@@ -76,7 +76,8 @@ export class RunModel {
   addEvent({ run_id: runId, version, event }) {
     if (runId === this.id) this.journal.add(version, event);
     else this.children.set(runId, version);
-    if (runId === this.id && this.draft?.turn <= this.journal.turns) this.draft = null;
+    const isBroken = event.is === "AttemptFailed" || event.is === "Failed";
+    if (runId === this.id && (isBroken || this.draft?.turn <= this.journal.turns)) this.draft = null;
     this.loadDetails();
     this.draw();
   }
