@@ -109,7 +109,7 @@ class SentShare(Value):
 
     kind: SentKind
     tokens: int
-    """Tokens, in the provider's count if it reports one; of the parts, its distribution is estimated."""
+    """Tokens, estimated; those of the answer are the provider's, if it reports them."""
 
     usd: float | None
     share: float
@@ -410,7 +410,7 @@ def _share(parts: Iterable[SentPart], usage: Usage, price: Price | None) -> tupl
         media = part.media_tokens / part.tokens if part.tokens else 0.0
         for kind, portion in ((part.kind, 1 - media), (SentKind.MEDIA, media)):
             if portion:
-                tokens_of[kind] = tokens_of.get(kind, 0.0) + part.tokens * scale * portion
+                tokens_of[kind] = tokens_of.get(kind, 0.0) + part.tokens * portion
                 weight_of[kind] = weight_of.get(kind, 0.0) + weight * portion
     total_usd = None if input_usd is None or output_usd is None else input_usd + output_usd
     total_tokens = (input_tokens + usage.output_tokens) or 1
@@ -418,7 +418,7 @@ def _share(parts: Iterable[SentPart], usage: Usage, price: Price | None) -> tupl
     for kind in SentKind:
         if kind in tokens_of:
             usd = None if input_usd is None else input_usd * weight_of[kind] / whole
-            share = usd / total_usd if usd is not None and total_usd else tokens_of[kind] / total_tokens
+            share = usd / total_usd if usd is not None and total_usd else tokens_of[kind] * scale / total_tokens
             shares.append(SentShare(kind=kind, tokens=round(tokens_of[kind]), usd=usd, share=share))
     if usage.output_tokens:
         share = output_usd / total_usd if output_usd is not None and total_usd else usage.output_tokens / total_tokens

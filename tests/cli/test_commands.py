@@ -54,6 +54,18 @@ def test_run_as_json(here):
     ]
 
 
+def test_show_prints_what_the_model_was_sent(here):
+    """A turn by its parts, for people and as the document of the gateway; a turn that is not there is named."""
+    here("run", "app:shopper", "What does tea cost?", "--id", "tea")
+    found = here.json("show", "tea", "--request", "2")
+    assert [part["name"] for part in found["parts"]][-3:] == ["user", "assistant", "result of get_price"]
+    text = here("show", "tea", "--request", "2")
+    assert "+ result of get_price: about" in text
+    assert "= get_price: about" in text
+    assert here("show", "tea", "--request", "9", code=2) == ""
+    assert "its newest turn is 2" in here.err
+
+
 def test_run_keeps_what_it_is_told(here):
     """Id, session, user and metadata are the run's."""
     words = (
