@@ -24,6 +24,7 @@ from agentfsm import (
     wait,
 )
 from agentfsm.ports import ProposedCall, Reply
+from agentfsm.schedules import due_runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
 from agentfsm.testing.conformance.helpers import list_claimable
@@ -294,8 +295,9 @@ def test_a_timer_wakes_a_run():
 @pytest.mark.parametrize(
     ("prompt", "after_s", "poll_s"), [("wait", 60, 10), ("pay", 7 * 86_400, 21_600), ("ask_user", 7 * 86_400, 21_600)]
 )
-def test_a_wait_ends_by_itself(prompt, after_s, poll_s):
+def test_a_wait_ends_by_itself(monkeypatch, prompt, after_s, poll_s):
     """When its time is up the run is due, and goes on without what it waited for."""
+    monkeypatch.setattr(due_runs, "LOOK_INTERVAL_S", poll_s)  # a week has 60,000 looks for schedules
 
     async def main(agent, clock):
         await agent.submit(prompt, id="r")
