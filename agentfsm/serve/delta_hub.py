@@ -27,87 +27,6 @@ MAX_DELTAS: Final = 1_000
 MAX_DRAFT_CHARS: Final = 16 * 2**20
 
 
-@attrs.define(eq=False, repr=False)
-class DeltaHub:
-    """Passes pieces of text from the executions of this process, and from other processes, to the streams."""
-
-    relay: DeltaRelay | None = None
-    """Exchanges pieces with other processes. None: there are only those of this process."""
-
-    _queues: dict[str, set[DeltaQueue]] = attrs.field(factory=dict, init=False)
-    """Queues of the streams, by the id of the root run."""
-
-    _unsubscribers: dict[str, Callable[[], None]] = attrs.field(factory=dict, init=False)
-    """Functions that end the subscriptions to the relay, by the id of the root run."""
-
-    _relayed: deque[tuple[str, Sequence[Piece]]] = attrs.field(factory=lambda: deque(maxlen=MAX_DELTAS), init=False)
-    """Pieces that the thread of the relay has received, by the id of the root run."""
-
-    drafts: Drafts = attrs.field(factory=lambda: Drafts(), init=False)  # noqa: PLW0108  it is defined below
-    """The answers in progress."""
-
-    @contextmanager
-    def listen(self, root_id: str) -> Iterator[Listener]:
-        """Yield a listener for one execution of a run, which passes on what its models write."""
-        pass_on = pass_deltas(root_id, self._publish)
-
-        def listen(event: StreamEvent) -> None:
-            if isinstance(event, StateChanged):
-                if isinstance(event.event, Answered | AttemptFailed):
-                    self.drafts.drop(root_id, event.run_id)
-            else:
-                pass_on(event)
-
-        try:
-            yield listen
-        finally:
-            self.drafts.drop(root_id)
-
-    def _publish(self, root_id: str, piece: Piece) -> None:
-        self._put(root_id, piece)
-        if self.relay is not None:
-            self.relay.publish(root_id, piece)
-
-    @contextmanager
-    def subscribe(self, root_id: str) -> Iterator[DeltaQueue]:
-        """Yield a queue of the pieces of a run and its sub-agents, empty until it follows one of them."""
-        queue = DeltaQueue(root_id, self.drafts)
-        if root_id not in self._queues:
-            self._queues[root_id] = set()
-            self._subscribe_to_relay(root_id)
-        self._queues[root_id].add(queue)
-        try:
-            yield queue
-        finally:
-            self._queues[root_id].discard(queue)
-            if not self._queues[root_id]:
-                del self._queues[root_id]
-                if (unsubscribe := self._unsubscribers.pop(root_id, None)) is not None:
-                    unsubscribe()
-
-    def _subscribe_to_relay(self, root_id: str) -> None:
-        if self.relay is None:
-            return
-        wake = make_waker(self._take_relayed)
-
-        def receive(pieces: Sequence[Piece]) -> None:  # in the thread of the relay
-            self._relayed.append((root_id, pieces))
-            wake()
-
-        self._unsubscribers[root_id] = self.relay.subscribe(root_id, receive)
-
-    def _take_relayed(self) -> None:
-        while self._relayed:
-            root_id, pieces = self._relayed.popleft()
-            for piece in pieces:
-                self._put(root_id, piece)
-
-    def _put(self, root_id: str, piece: Piece) -> None:
-        self.drafts.add(root_id, piece)
-        for queue in self._queues.get(root_id, ()):
-            queue.put(piece)
-
-
 @attrs.define(eq=False)
 class _Draft:
     """The beginning of a text or of the thinking that a model is writing, and the rest as far as it has come."""
@@ -168,6 +87,94 @@ class Drafts:
 
 
 @attrs.define(eq=False, repr=False)
+class DeltaHub:
+    """Passes pieces of text from the executions of this process, and from other processes, to the streams."""
+
+    relay: DeltaRelay | None = None
+    """Exchanges pieces with other processes. None: there are only those of this process."""
+
+    _queues: dict[str, set[DeltaQueue]] = attrs.field(factory=dict, init=False)
+    """Queues of the streams, by the id of the root run."""
+
+    _unsubscribers: dict[str, Callable[[], None]] = attrs.field(factory=dict, init=False)
+    """Functions that end the subscriptions to the relay, by the id of the root run."""
+
+    _relayed: deque[tuple[str, Sequence[Piece]]] = attrs.field(factory=lambda: deque(maxlen=MAX_DELTAS), init=False)
+    """Pieces that the thread of the relay has received, by the id of the root run."""
+
+    _drafts: Drafts = attrs.field(factory=Drafts, init=False)
+    """The answers in progress."""
+
+    _executed: set[str] = attrs.field(factory=set, init=False)
+    """Ids of the root runs that this process executes now."""
+
+    @contextmanager
+    def listen(self, root_id: str) -> Iterator[Listener]:
+        """Yield a listener for one execution of a run, which passes on what its models write."""
+        pass_on = pass_deltas(root_id, self._publish)
+
+        def listen(event: StreamEvent) -> None:
+            if isinstance(event, StateChanged):
+                if isinstance(event.event, Answered | AttemptFailed):
+                    self._drafts.drop(root_id, event.run_id)
+            else:
+                pass_on(event)
+
+        self._executed.add(root_id)
+        try:
+            yield listen
+        finally:
+            self._executed.discard(root_id)
+            self._drafts.drop(root_id)
+
+    def _publish(self, root_id: str, piece: Piece) -> None:
+        self._put(root_id, piece)
+        if self.relay is not None:
+            self.relay.publish(root_id, piece)
+
+    @contextmanager
+    def subscribe(self, root_id: str) -> Iterator[DeltaQueue]:
+        """Yield a queue of the pieces of a run and its sub-agents, empty until it follows one of them."""
+        queue = DeltaQueue(root_id, self._drafts)
+        if root_id not in self._queues:
+            self._queues[root_id] = set()
+            self._subscribe_to_relay(root_id)
+        self._queues[root_id].add(queue)
+        try:
+            yield queue
+        finally:
+            self._queues[root_id].discard(queue)
+            if not self._queues[root_id]:
+                del self._queues[root_id]
+                if (unsubscribe := self._unsubscribers.pop(root_id, None)) is not None:
+                    unsubscribe()
+                if root_id not in self._executed:  # what its models write further does not arrive here
+                    self._drafts.drop(root_id)
+
+    def _subscribe_to_relay(self, root_id: str) -> None:
+        if self.relay is None:
+            return
+        wake = make_waker(self._take_relayed)
+
+        def receive(pieces: Sequence[Piece]) -> None:  # in the thread of the relay
+            self._relayed.append((root_id, pieces))
+            wake()
+
+        self._unsubscribers[root_id] = self.relay.subscribe(root_id, receive)
+
+    def _take_relayed(self) -> None:
+        while self._relayed:
+            root_id, pieces = self._relayed.popleft()
+            for piece in pieces:
+                self._put(root_id, piece)
+
+    def _put(self, root_id: str, piece: Piece) -> None:
+        self._drafts.add(root_id, piece)
+        for queue in self._queues.get(root_id, ()):
+            queue.put(piece)
+
+
+@attrs.define(eq=False, repr=False)
 class DeltaQueue:
     """The newest pieces for one stream, of the runs that it follows."""
 
@@ -179,10 +186,9 @@ class DeltaQueue:
 
     def follow(self, run_id: str) -> None:
         """Add what the model of a run is writing now, and from now on its pieces."""
-        if run_id not in self._run_ids:
-            self._run_ids.add(run_id)
-            for piece in self._drafts.get(self._root_id, run_id):
-                self.put(piece)
+        self._run_ids.add(run_id)
+        for piece in self._drafts.get(self._root_id, run_id):
+            self.put(piece)
 
     def put(self, piece: Piece) -> None:
         """Add a piece of a run that is followed, in place of the oldest if there are too many."""

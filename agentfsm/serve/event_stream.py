@@ -258,7 +258,7 @@ class RunEventStream:
             *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        with self._scope:
+        with self._scope, self.hub.subscribe(self.root_id) as self._deltas:
             self.scopes.add(self._scope)
             try:
                 await self._stream(receive)
@@ -274,10 +274,6 @@ class RunEventStream:
         self._scope.cancel()
 
     async def _stream(self, receive: Receive) -> None:
-        with self.hub.subscribe(self.root_id) as self._deltas:
-            await self._stream_all(receive)
-
-    async def _stream_all(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leave_with_client, receive, tasks)
             try:

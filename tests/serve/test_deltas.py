@@ -133,6 +133,32 @@ def test_drafts_are_whole_or_not_kept(monkeypatch):
     assert list(drafts.get("a", "a")) == []
 
 
+class OtherProcess:
+    """A relay that passes on what the test says another process has sent."""
+
+    def __init__(self):
+        self.receivers = []
+
+    def subscribe(self, _root_id, receive):
+        self.receivers.append(receive)
+        return lambda: self.receivers.remove(receive)
+
+
+async def test_a_text_of_another_process_is_forgotten_with_the_last_stream():
+    """Its next pieces do not arrive, so the next stream would begin with a text that has a gap."""
+    relay = OtherProcess()
+    hub = delta_hub.DeltaHub(relay)
+    with hub.subscribe("a") as first, hub.subscribe("a") as second:
+        first.follow("a")
+        relay.receivers[0]([Piece(TextDelta(run_id="a", turn=1, attempt=1, text="one"), 0)])
+        await first.wait()
+        second.follow("a")
+        assert [piece.event.text for piece in second.take()] == ["one"]
+    with hub.subscribe("a") as third:
+        third.follow("a")
+        assert third.take() == ()
+
+
 async def test_a_redis_that_dies_costs_text_only(monkeypatch, caplog):
     """The journal in the stream is complete, the run ends, and text comes again once the server is back."""
     monkeypatch.setattr(broadcast, "RETRY_S", 0.01)
