@@ -1,4 +1,4 @@
-"""What a model was sent in a turn, part by part, with what has changed since the turn before and what each part costs.
+"""Rebuild the request that a model got in a turn: its parts, their tokens and costs, what is new since the turn before.
 
 The journal has the messages, and hashes of the rest. Tools, instructions and settings are those of the agent as it is
 now; the hash says whether they were the same then.
@@ -7,7 +7,7 @@ now; the hash says whether they were the same then.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -24,7 +24,7 @@ from agentfsm.core.value import Value
 from agentfsm.core.view_parts import ViewSource, find_source
 from agentfsm.engine.model_calls.view import build_view
 from agentfsm.engine.replay import build_replay
-from agentfsm.journal.cache_losses import CacheLoss, list_cache_losses
+from agentfsm.journal.cache_losses import CacheLoss, list_cache_losses, read_agent_hash
 from agentfsm.journal.load import load_predecessor
 from agentfsm.ports.model import to_mutable_json
 from agentfsm.tokens.estimate import EstimatedCounter
@@ -34,6 +34,7 @@ from agentfsm.tokens.tool_prompts import count_tools
 if TYPE_CHECKING:
     from agentfsm.core.recalled_items import RecalledItem
     from agentfsm.engine.execution.config import EngineConfig
+    from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.model import Request
     from agentfsm.ports.store import Store
 
@@ -73,7 +74,10 @@ class SentPart(Value):
     """Description of the tool, or text of the instructions or the note; empty for messages."""
 
     schema: Mapping[str, Any] | None = None
-    """Parameters of a tool, or what is sent of a tool of the provider; else None."""
+    """Parameters of a tool, or the declaration of a tool of the provider; else None."""
+
+    is_hosted: bool = False
+    """Whether the provider executes the tool."""
 
     strict: bool = False
     """Whether the provider constrains the calls of the tool to its schema."""
@@ -105,7 +109,7 @@ class SentPart(Value):
 
 @attrs.frozen(kw_only=True)
 class SentShare(Value):
-    """What all parts of a kind have in a request."""
+    """The tokens and the cost of all parts of one kind in a request."""
 
     kind: SentKind
     tokens: int
@@ -118,7 +122,7 @@ class SentShare(Value):
 
 @attrs.frozen(kw_only=True)
 class SentRequest(Value):
-    """What a model was sent in a turn."""
+    """The request that a model got in a turn."""
 
     turn: int
     run: Run = attrs.field(repr=False)
@@ -153,7 +157,7 @@ class SentRequest(Value):
     """
 
     loss: CacheLoss | None
-    """What the provider has read anew in this turn, with the cause; None if nothing is known to be lost."""
+    """Tokens of the provider's cache that this request could not use, with the cause; None if no such loss is known."""
 
     usage: Usage
     """Usage of the turn, as the provider reports it; `usage.estimated` says that it does not."""
@@ -186,7 +190,7 @@ class _Snapshot:
 async def read_sent_request(
     store: Store, run_id: str, turn: int | None = None, *, config: EngineConfig | None = None, deps: Any = None
 ) -> SentRequest:
-    """Return what a model was sent in a turn.
+    """Return the request that a model got in a turn.
 
     Args:
         store: The store of the journal.
@@ -220,17 +224,9 @@ async def read_sent_request(
         if isinstance(event, e.Answered):
             starts.append(len(run.messages))
             if run.turn + 1 in {wanted - 1, wanted}:
-                request, shape = None, ""
-                if drive is not None:
-                    drive.journal.run = run
-                    drive.ledger.update(run)
-                    view = build_view(drive)
-                    request, shape = view.render(run.shown), view.digest.partition("-")[0]
                 known = {**recalled, id(run.profile): profile}
-                fixed = _list_fixed_parts(run, request, drive.config.model.name if drive else "")
                 moving = _list_moving_parts(run, _count_turns(run, starts, compacted_turn), known)
-                settings = None if request is None or drive is None else _write_settings(request, drive.config, event)
-                taken.append(_Snapshot(run, event, (*fixed, *moving), settings, shape))
+                taken.append(_take_snapshot(drive, run, event, moving))
             if run.turn + 1 == wanted:
                 break
         before, run = run, run.apply(event)
@@ -245,30 +241,36 @@ async def read_sent_request(
     return _compare(taken, losses[0] if losses else None, price)
 
 
-def _list_fixed_parts(run: Run, request: Request | None, model_name: str) -> list[SentPart]:
-    instructions = run.header.instructions or "" if request is None else request.instructions
-    parts: list[SentPart] = []
-    if request is not None:
-        for tool in request.tools:
-            tokens = count_tools((tool,), _COUNTER) if model_name else 0
-            schema = to_mutable_json(tool.parameters)
-            parts.append(
-                SentPart(
-                    kind=SentKind.TOOLS,
-                    name=tool.name,
-                    text=tool.description,
-                    schema=schema,
-                    strict=tool.strict,
-                    tokens=tokens,
-                )
-            )
-        for hosted in request.hosted_tools:
-            own = {"provider": to_mutable_json(hosted.describe())}
-            parts.append(SentPart(kind=SentKind.TOOLS, name=hosted.name, schema=own, tokens=0))
-    if instructions:
-        tokens = _COUNTER.count(instructions) + MESSAGE_TOKENS
-        parts.append(SentPart(kind=SentKind.INSTRUCTIONS, name="instructions", text=instructions, tokens=tokens))
-    return parts
+def _take_snapshot(drive: Execution | None, run: Run, event: e.Answered, moving: Sequence[SentPart]) -> _Snapshot:
+    if drive is None:
+        return _Snapshot(run, event, (*_list_instructions(run.header.instructions or ""), *moving), None, "")
+    drive.journal.run = run
+    drive.ledger.update(run)
+    view = build_view(drive)
+    request = view.render(run.shown)
+    parts = (*_list_tools(request), *_list_instructions(request.instructions), *moving)
+    return _Snapshot(run, event, parts, _write_settings(request, drive.config, event), read_agent_hash(view.digest))
+
+
+def _list_tools(request: Request) -> Iterator[SentPart]:
+    for tool in request.tools:
+        yield SentPart(
+            kind=SentKind.TOOLS,
+            name=tool.name,
+            text=tool.description,
+            schema=to_mutable_json(tool.parameters),
+            strict=tool.strict,
+            tokens=count_tools((tool,), _COUNTER),
+        )
+    for hosted in request.hosted_tools:
+        own = {"provider": to_mutable_json(hosted.describe())}
+        yield SentPart(kind=SentKind.TOOLS, name=hosted.name, schema=own, is_hosted=True, tokens=0)
+
+
+def _list_instructions(text: str) -> Iterator[SentPart]:
+    if text:
+        tokens = _COUNTER.count(text) + MESSAGE_TOKENS
+        yield SentPart(kind=SentKind.INSTRUCTIONS, name="instructions", text=text, tokens=tokens)
 
 
 _KINDS: Final = {
@@ -356,7 +358,7 @@ def _compare(taken: Sequence[_Snapshot], loss: CacheLoss | None, price: Price | 
     ]
     settings, old_settings = now.settings or {}, {} if before is None else before.settings or {}
     names = dict.fromkeys((*settings, *old_settings)) if before is not None else {}
-    is_as_sent = now.shape == now.event.request.partition("-")[0] if now.shape and now.event.request else None
+    is_as_sent = now.shape == read_agent_hash(now.event.request) if now.shape and now.event.request else None
     priced, shares = _share(parts, now.event.usage, price)
     return SentRequest(
         turn=now.run.turn + 1,
@@ -383,47 +385,45 @@ def _explain_gap(now: _Snapshot, *, is_as_sent: bool | None) -> str:
     return "" if is_as_sent else "the journal has no hash of this request, so tools and settings may have been others"
 
 
-def _share(parts: Iterable[SentPart], usage: Usage, price: Price | None) -> tuple[list[SentPart], list[SentShare]]:
+def _share(parts: Sequence[SentPart], usage: Usage, price: Price | None) -> tuple[list[SentPart], list[SentShare]]:
     """Distribute the tokens that the provider reports, and their cost, over the parts."""
-    given = list(parts)
-    estimated = sum([part.tokens for part in given])
+    estimated = sum([part.tokens for part in parts])
     scale = usage.input_tokens / estimated if usage.input_tokens and estimated else 1.0
     input_tokens = usage.input_tokens or estimated
     cached_price, input_usd, output_usd = _find_prices(usage, input_tokens, price)
-    left, weights, cached = float(usage.cached_tokens), [], []
-    for part in given:
+    left, weights, priced = float(usage.cached_tokens), [], []
+    for part in parts:
         tokens = part.tokens * scale
-        from_cache = min(left, tokens)
-        left -= from_cache
-        cached.append(from_cache)
-        weights.append(tokens - from_cache + from_cache * cached_price)
-    whole = sum(weights) or 1.0
-    priced = [
-        attrs.evolve(
-            part, cached_tokens=round(cached[at]), usd=None if input_usd is None else input_usd * weights[at] / whole
-        )
-        for at, part in enumerate(given)
-    ]
-    tokens_of: dict[SentKind, float] = {}
-    weight_of: dict[SentKind, float] = {}
-    for part, weight in zip(given, weights, strict=True):
-        media = part.media_tokens / part.tokens if part.tokens else 0.0
-        for kind, portion in ((part.kind, 1 - media), (SentKind.MEDIA, media)):
-            if portion:
-                tokens_of[kind] = tokens_of.get(kind, 0.0) + part.tokens * portion
-                weight_of[kind] = weight_of.get(kind, 0.0) + weight * portion
+        cached = min(left, tokens)
+        left -= cached
+        weights.append(tokens - cached + cached * cached_price)
+        priced.append(attrs.evolve(part, cached_tokens=round(cached)))
+    if input_usd is not None:
+        unit = input_usd / (sum(weights) or 1.0)
+        priced = [attrs.evolve(part, usd=weight * unit) for part, weight in zip(priced, weights, strict=True)]
     total_usd = None if input_usd is None or output_usd is None else input_usd + output_usd
     total_tokens = (input_tokens + usage.output_tokens) or 1
+
+    def share(kind: SentKind, tokens: float, sent: float, usd: float | None) -> SentShare:
+        portion = usd / total_usd if usd is not None and total_usd else sent / total_tokens
+        return SentShare(kind=kind, tokens=round(tokens), usd=usd, share=portion)
+
     shares = []
     for kind in SentKind:
-        if kind in tokens_of:
-            usd = None if input_usd is None else input_usd * weight_of[kind] / whole
-            share = usd / total_usd if usd is not None and total_usd else tokens_of[kind] * scale / total_tokens
-            shares.append(SentShare(kind=kind, tokens=round(tokens_of[kind]), usd=usd, share=share))
+        portions = [(part, portion) for part in priced if (portion := _find_portion(part, kind))]
+        if portions:
+            tokens = sum([part.tokens * portion for part, portion in portions])
+            usd = None if input_usd is None else sum([(part.usd or 0.0) * portion for part, portion in portions])
+            shares.append(share(kind, tokens, tokens * scale, usd))
     if usage.output_tokens:
-        share = output_usd / total_usd if output_usd is not None and total_usd else usage.output_tokens / total_tokens
-        shares.append(SentShare(kind=SentKind.ANSWER, tokens=usage.output_tokens, usd=output_usd, share=share))
+        shares.append(share(SentKind.ANSWER, usage.output_tokens, usage.output_tokens, output_usd))
     return priced, shares
+
+
+def _find_portion(part: SentPart, kind: SentKind) -> float:
+    """Return how much of a part is of a kind, 0 to 1: its media are of a kind of their own."""
+    media = part.media_tokens / part.tokens if part.tokens else 0.0
+    return media if kind is SentKind.MEDIA else 1 - media if kind is part.kind else 0.0
 
 
 def _find_prices(usage: Usage, tokens: int, price: Price | None) -> tuple[float, float | None, float | None]:
@@ -476,12 +476,11 @@ def build_request_document(found: SentRequest, *, is_admin: bool = True) -> dict
 
 def _write_part(part: SentPart, *, is_admin: bool) -> dict[str, Any]:
     is_hidden = not is_admin and part.kind is SentKind.INSTRUCTIONS
-    is_hosted = part.schema is not None and part.schema.keys() == {"provider"}
     return {
         "kind": part.kind,
         "name": part.name,
         "text": None if is_hidden else part.text,
-        "schema": None if is_hosted and not is_admin else part.schema,
+        "schema": None if part.is_hosted and not is_admin else part.schema,
         "strict": part.strict,
         "message": None if part.message is None else _write_message(part.message, is_admin=is_admin),
         "items": [attrs.asdict(item) for item in part.items],

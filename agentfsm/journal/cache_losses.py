@@ -88,5 +88,10 @@ def _find_cause(before: e.Answered, event: e.Answered) -> str:
         return f"another model replied: {model or 'that of the agent'}"
     if event.at - before.at > FORGOTTEN_AFTER_S:
         return f"{(event.at - before.at) / 60:.0f} minutes had passed"
-    has_changed = before.request.partition("-")[0] != event.request.partition("-")[0]
+    has_changed = read_agent_hash(before.request) != read_agent_hash(event.request)
     return "the tools, the instructions or the settings were changed" if has_changed else ""
+
+
+def read_agent_hash(request: str) -> str:
+    """Return the hash of the agent's part of a request from the two hashes of an event; empty if there are none."""
+    return request.partition("-")[0]

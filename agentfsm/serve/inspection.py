@@ -76,14 +76,11 @@ async def get_model_request(gateway: Gateway, request: Request, caller: Caller, 
     """
     header = await gateway.open_run(request.path_params["run_id"], caller)
     turn = read_number(request.query_params, "turn", 0, _MAX_VERSION)
-    agent = gateway.find_release(header) if header.agent in gateway.agents else None
-    found = await read_sent_request(
-        gateway.runs.store,
-        header.id,
-        turn,
-        config=None if agent is None else agent.driver.config,
-        deps=None if agent is None else await gateway.resolve_deps(await gateway.load(header)),
-    )
+    config, deps = None, None
+    if header.agent in gateway.agents:
+        config = gateway.find_release(header).driver.config
+        deps = await gateway.resolve_deps(await gateway.load(header))
+    found = await read_sent_request(gateway.runs.store, header.id, turn, config=config, deps=deps)
     return JSONDocument(build_request_document(found, is_admin=caller.allows("admin")))
 
 

@@ -205,7 +205,11 @@ def test_a_page_that_is_left_while_it_opens_leaves_the_address_alone(open_page, 
     page = open_page("#/workers")
     expect(page.get_by_role("heading", level=1)).to_have_text("Workers and leases")
     held = []
-    page.route("**/v1/sessions", lambda route: held.insert(0, route))
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/v1/sessions", hold)
     with page.expect_request("**/v1/sessions"):
         page.evaluate("location.hash = '#/talk'")
     page.evaluate("location.hash = '#/runs'")

@@ -1,4 +1,4 @@
-"""What a model was sent in a turn, as text."""
+"""Write the request that a model got in a turn as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def format_sent_request(found: SentRequest) -> Iterator[str]:
         yield f"  {share.kind:<12} {share.share:>5.0%}  about {share.tokens:,} tokens{usd}"
     yield "largest:"
     for index in found.largest:
-        yield f"  {describe_part(found.parts[index])}"
+        yield f"  {_describe_part(found.parts[index])}"
     if found.broken_at is not None:
         yield f"the beginning of the request before ends at: {found.broken_at}"
     if found.loss is not None:
         yield f"read anew: {found.loss.tokens:,} tokens, because {found.loss.reason}"
     for part in found.removed:
-        yield f"- {describe_part(part)}"
+        yield f"- {_describe_part(part)}"
     for name, value in (found.settings or {}).items():
         mark = "*" if name in found.changed_settings else " "
         yield strip_unsafe(f"{mark} {name}: {json.dumps(value, default=str)}")
     for part in found.parts:
         yield ""
-        yield f"{'+' if part.is_new else '='} {describe_part(part)}"
+        yield f"{'+' if part.is_new else '='} {_describe_part(part)}"
         for item in part.items:
             yield strip_unsafe(f"    from {item.source or 'the memory'}: {item.kind} {item.id}, score {item.score:.2f}")
         yield strip_unsafe("\n".join(f"    {line}" for line in _read_part(part).splitlines()))
 
 
-def describe_part(part: SentPart) -> str:
+def _describe_part(part: SentPart) -> str:
     """Return a part in a few words: "result of search: about 41,000 tokens, sent in 7 turns"."""
     sent = f", sent in {part.turns} turns" if part.turns > 1 else ""
     return strip_unsafe(f"{part.name}: about {part.tokens:,} tokens{sent}")

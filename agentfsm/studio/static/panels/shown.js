@@ -46,7 +46,7 @@ export const shown = {
 
 function drawShown(found) {
   const parts = found.parts.map((part) => drawPart(part, found.turn));
-  const of = (...kinds) => parts.filter((_, index) => kinds.includes(found.parts[index].kind));
+  const of = (kind) => parts.filter((_, index) => found.parts[index].kind === kind);
   const messages = parts.filter((_, index) => !["tools", "instructions"].includes(found.parts[index].kind));
   return [
     drawCost(found, parts),
