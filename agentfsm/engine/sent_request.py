@@ -178,7 +178,7 @@ class SentRequest(Value):
 
 
 @attrs.frozen
-class _Snapshot:
+class _Snapshot(Value):
     run: Run
     event: e.Answered
     parts: tuple[SentPart, ...]
