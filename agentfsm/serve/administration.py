@@ -7,7 +7,6 @@ from hashlib import sha256
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-import anyio
 import attrs
 from starlette.responses import Response
 
@@ -18,10 +17,10 @@ from agentfsm.schedules.schedule_client import count_conflicts
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
+from agentfsm.serve.overview import catch_up
 from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_documents
 from agentfsm.telemetry.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
-from agentfsm.telemetry.totals import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +35,10 @@ if TYPE_CHECKING:
 MAX_SCANNED: Final = 2_000
 SESSIONS: Final = 50
 MAX_SESSIONS: Final = 500
-# Seconds for which a report waits until what has just changed is in the totals, and until they are complete at all.
-WHOLE_S: Final = 1.0
-FIRST_S: Final = 10.0
 # Runs in the list of those that have a worker or wait for one.
 MAX_ACTIVE: Final = 500
+# Seconds ahead in which sleeping runs wake.
+LONGEST_REST_S: Final = 366 * 86_400.0
 # Count of waiting runs up to which a metric is exact.
 MAX_COUNTED: Final = 10_000
 # The last second of the year 9999, seconds since 1970.
@@ -80,7 +78,7 @@ async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _bod
 
 
 async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _body: object) -> Response:
-    """List the workers with their runs, the runs that wait for a worker, and for how long nothing has happened."""
+    """List the workers with their runs, the runs that wait for a worker or a time, and how long nothing happened."""
     now = await gateway.runs.store.now()
     where = Filter(tenant=caller.tenant or "", active_at=now, purpose="")
     rows = [row for row in await gateway.runs.list(where, limit=MAX_ACTIVE) if await gateway.serves(row)]
@@ -95,11 +93,22 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
             if row.worker is not None:  # without the ids of the machine and the process
                 name = sha256(row.worker.encode()).hexdigest()[:_NAME_DIGITS]
             workers.setdefault(name, []).append(document | _describe_activity(row, now, reason))
+    rest = attrs.evolve(where, active_at=now + LONGEST_REST_S)
+    sleepers = [
+        row
+        for row in await gateway.runs.list(rest, limit=MAX_ACTIVE)
+        if row.worker is None and not row.driven and row.ready_at is not None and row.ready_at > now
+        if await gateway.serves(row)
+    ]
     return JSONDocument(
         {
             "now": now,
             "workers": [{"name": name, "runs": runs} for name, runs in workers.items()],
             "queue": queue,
+            "sleepers": [
+                document | {"ready_at": row.ready_at}
+                for row, document in zip(sleepers, await build_row_documents(gateway.runs.store, sleepers), strict=True)
+            ],
             "is_whole": len(rows) < MAX_ACTIVE,
             "followers": [attrs.asdict(each) for each in await gateway.runs.store.followers()]
             if caller.allows("admin") and caller.tenant is None
@@ -120,9 +129,7 @@ async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: 
     group: CostGroup | None = next((each for each in COST_GROUPS if each == by), None)
     if group is None:
         raise MisuseError(f"by={by[:20]!r}: give one of {', '.join(COST_GROUPS)}")
-    if (status := await read_status(gateway.runs.store)) is not None:
-        with anyio.move_on_after(WHOLE_S if status.is_whole else FIRST_S):
-            await gateway.totals.catch_up(with_active=False)
+    await catch_up(gateway)
     sees_all = caller.allows("admin") and caller.tenant is None
     report = await read_costs(
         gateway.runs.store,

@@ -35,9 +35,11 @@ from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refus
 from agentfsm.serve.errors import SERVER_FAILED
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
+from agentfsm.serve.overview import OVERVIEW
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
 from agentfsm.serve.rollouts import ROLLOUTS
 from agentfsm.serve.run_operations import CONTINUATION, RUNS
+from agentfsm.serve.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -58,7 +60,10 @@ _PAGE_HEADERS: Final = (
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, ROLLOUTS, AG_UI, OPENAI, UI_MESSAGES, MCP)
+ROUTE_GROUPS: Final = (
+    *(RUNS, INSPECTION, DETAILS, ADMINISTRATION, OVERVIEW, ROLLOUTS, SCHEDULES),
+    *(AG_UI, OPENAI, UI_MESSAGES, MCP),
+)
 
 
 @attrs.frozen(eq=False)

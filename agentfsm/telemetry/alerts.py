@@ -12,8 +12,9 @@ from itertools import accumulate
 from math import ceil, inf
 from statistics import median
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+import anyio
 import attrs
 
 from agentfsm.core.errors import MisuseError
@@ -21,8 +22,17 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.telemetry import measurements as m
-from agentfsm.telemetry.metrics_summary import CANCELLED, COMPLETED, ERROR_REASONS, MeasurementLog
+from agentfsm.telemetry.metrics_summary import (
+    CANCELLED,
+    COMPLETED,
+    ERROR_REASONS,
+    MeasurementLog,
+    read_measurements,
+)
 from agentfsm.telemetry.totals import DAY_S, HOUR_S, SLOT_S
+
+if TYPE_CHECKING:
+    from agentfsm.ports.store import Store
 
 # Seconds between two evaluations: those of the rules, and of a replay.
 INTERVAL_S: Final = float(SLOT_S)
@@ -90,6 +100,9 @@ class Alert(Value):
     text: str
     """Meaning, for people."""
 
+    action: str
+    """What to do about it, for people."""
+
     parts: Series
     wholes: Series | None = None
     threshold: float
@@ -144,6 +157,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="task_success_rate",
                 text="Fewer than 90 % of an agent's tasks are completed.",
+                action="Look at the stop reasons of the failed runs. If it began with a release, roll that back.",
                 parts=Series(metric=m.RUNS, label="outcome", only=(COMPLETED,)),
                 wholes=_ENDED,
                 threshold=0.9,
@@ -153,6 +167,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="error_rate",
                 text="More than 5 % of an agent's tasks end by a timeout, model errors, too many errors or a loop.",
+                action="Look at the stop reasons of the failed runs. Is the provider down? Add a fallback model.",
                 parts=Series(metric=m.RUNS, label="outcome", only=ERROR_REASONS),
                 wholes=_ENDED,
                 threshold=0.05,
@@ -161,6 +176,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="avg_rounds_per_task",
                 text="An agent needs more than 8 turns for a task, on average.",
+                action="Look at runs with many turns for a loop, or for a tool that does not give what is asked.",
                 parts=Series(metric=m.RUN_TURNS, part="sum"),
                 wholes=Series(metric=m.RUN_TURNS, part="count"),
                 threshold=8.0,
@@ -169,6 +185,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="avg_latency_ms",
                 text="An agent needs more than 15 s for a task, on average, without the time that it waits for people.",
+                action="Compare requests, tools and the queue on the timeline of a slow run.",
                 parts=Series(metric=m.RUN_DURATION, part="sum"),
                 wholes=Series(metric=m.RUN_DURATION, part="count"),
                 threshold=15_000.0,
@@ -178,6 +195,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="avg_tokens_per_task",
                 text="An agent uses more than 10,000 tokens for a task, on average.",
+                action="See what the model was shown in a dear run: long results, many tools, a late compaction.",
                 parts=Series(metric=m.RUN_TOKENS, part="sum"),
                 wholes=Series(metric=m.RUN_TOKENS, part="count"),
                 threshold=10_000.0,
@@ -186,6 +204,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="daily_cost_usd",
                 text="All agents together cost more than 500 US dollars in a day.",
+                action="See which agent, user and model cost most, and give the agent a spending limit.",
                 parts=Series(metric=m.COST),
                 threshold=500.0,
                 by=(),
@@ -195,6 +214,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="daily_cost_warning_usd",
                 text="All agents together cost more than 80 % of what is too much in a day.",
+                action="See which agent, user and model cost most, before the day's limit is reached.",
                 parts=Series(metric=m.COST),
                 threshold=WARNING_SHARE * 500.0,
                 by=(),
@@ -204,6 +224,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="over_cost_limit",
                 text="A task of an agent was ended because it reached its limit of cost.",
+                action="Find what made the run dear, or raise the limit if the task is worth it.",
                 parts=Series(metric=m.RUNS, label="outcome", only=(str(StopReason.COST_BUDGET),)),
                 threshold=0.0,
                 for_s=0.0,
@@ -211,6 +232,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="tool_call_frequency",
                 text="An agent calls a tool more than 3 times as often as in its median hour of the last 7 days.",
+                action="Look at runs that call the tool: a loop, a new prompt, or more traffic.",
                 parts=Series(metric=m.TOOL_CALLS),
                 threshold=3.0,
                 by=("agent", "tool"),
@@ -220,6 +242,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="tool_error_rate",
                 text="More than 10 % of an agent's calls of a tool fail.",
+                action="Read the errors of the tool in its runs, and try the service behind it.",
                 parts=Series(metric=m.TOOL_CALLS, label="outcome", only=m.TOOL_ERRORS),
                 wholes=_MADE_CALLS,
                 threshold=0.1,
@@ -229,6 +252,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="user_satisfaction",
                 text="People rate an agent below 3.5 of 5, on average of a day.",
+                action="Read the worst runs and their comments: `agentfsm runs --max-rating 2` lists them.",
                 parts=Series(metric=m.RATINGS, part="sum"),
                 wholes=Series(metric=m.RATINGS, part="count"),
                 threshold=3.5,
@@ -240,6 +264,7 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
             Alert(
                 name="other_model_replies",
                 text="A provider replies with another model than the snapshot that an agent asks for.",
+                action="Ask the provider why the snapshot was replaced, and evaluate the agent again.",
                 parts=Series(metric=m.OTHER_MODELS),
                 threshold=0.0,
                 by=("agent", "model", "served"),
@@ -385,6 +410,21 @@ class Firing(Value):
 
     worst: float
     """Value farthest from the threshold."""
+
+
+async def read_firings(
+    store: Store, since: float, alerts: Iterable[Alert] = tuple(ALERTS.values())
+) -> tuple[Firing, ...]:
+    """Return when the alerts would have fired from a time until now, oldest first, by the runs in a store.
+
+    Args:
+        store: The store.
+        since: Beginning, seconds since 1970; -inf for the first measurement.
+        alerts: The alerts. Default: all of them.
+    """
+    only = find_starts(since, alerts)
+    log = await read_measurements(store, since=min(only.values()), with_days=False, only=only, with_open=False)
+    return await anyio.to_thread.run_sync(replay_alerts, log, since, log.find_end(await store.now()), alerts)
 
 
 def replay_alerts(

@@ -255,6 +255,7 @@ async def read_measurements(
     purpose: str | None = "",
     with_days: bool = True,
     only: Mapping[str, float] | None = None,
+    with_open: bool = True,
 ) -> MeasurementLog:
     """Return the measurements of the runs in a store: from its totals if it has them, else from the journals.
 
@@ -265,14 +266,16 @@ async def read_measurements(
         purpose: Purpose of the runs, such as "eval"; by default those of production; None for all.
         with_days: Whether the sums of totals may be over days and months; else they are over 5 minutes.
         only: Metrics that are wanted, each with the time from which on, to read less of the totals; None for all.
+        with_open: Whether to read what open runs wait for; their journals are read for this.
     """
     log, where = MeasurementLog(), Filter(agent=agent, purpose=purpose)
     status = await read_status(store)
     if status is not None and status.is_whole:
         await _read_totals(store, status.generation, since, where, log, with_days=with_days, only=only)
-        async for summary in RunIterator(store, attrs.evolve(where, waiting=True)):
-            with suppress(RunNotFoundError):
-                _measure_wait(await store.read(summary.id), log)
+        if with_open:
+            async for summary in RunIterator(store, attrs.evolve(where, waiting=True)):
+                with suppress(RunNotFoundError):
+                    _measure_wait(await store.read(summary.id), log)
     else:
         async for summary in RunIterator(store, where):
             if summary.stop_reason is None or summary.updated_at >= since or summary.rating is not None:
@@ -283,11 +286,12 @@ async def read_measurements(
                     if summary.rating is not None:
                         feedback = await store.list_feedback(summary.id)
                         log.add(m.measure_feedback(stored.header, each) for each in feedback)
-                    if summary.waiting:
+                    if summary.waiting and with_open:
                         _measure_wait(stored, log)
     for points in (*log.series.values(), *log.spreads.values()):
         points.sort()
-    log.stranded.update([each.reason for each in await find_stranded(store, where)])
+    if with_open:
+        log.stranded.update([each.reason for each in await find_stranded(store, where)])
     return log
 
 

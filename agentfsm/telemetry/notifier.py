@@ -16,8 +16,7 @@ import httpx2
 
 from agentfsm._lib.public_network import PublicAddressTransport, check_url
 from agentfsm.core.errors import AgentError, ConflictError
-from agentfsm.telemetry.alerts import ALERTS, INTERVAL_S, Firing, find_starts, replay_alerts
-from agentfsm.telemetry.metrics_summary import read_measurements
+from agentfsm.telemetry.alerts import ALERTS, INTERVAL_S, Firing, read_firings
 from agentfsm.telemetry.totals import HOUR_S, can_keep_totals, read_status
 
 if TYPE_CHECKING:
@@ -86,10 +85,7 @@ class AlertNotifier:
         known: dict[str, Any] = record.value if record is not None and isinstance(record.value, dict) else {}
         if now < known.get("at", 0.0) + 0.9 * INTERVAL_S:  # clocks and sleeps are not exact
             return 0
-        since = now - _REPLAYED_S
-        only = find_starts(since)
-        log = await read_measurements(self.store, since=min(only.values()), with_days=False, only=only)
-        found = await anyio.to_thread.run_sync(replay_alerts, log, since, log.find_end(now))
+        found = await read_firings(self.store, now - _REPLAYED_S)
         firing = {_name(each): each for each in found if each.until is None}
         before = known.get("firing", {})
         begun = [_describe(each, "firing", now) for name, each in firing.items() if name not in before]

@@ -29,6 +29,7 @@ DOORS = {}
 # Operations that say nothing to a model: the arguments of an approved call are passed exactly.
 SILENT = {f"POST /v1/runs/{{run_id}}/{name}" for name in ("approve", "resume", "revoke", "stream-token")}
 SILENT |= {"POST /v1/responses/{response_id}/cancel", "POST /v1/rollouts/{name}/back"}
+SILENT |= {f"POST /v1/schedules/{{name}}/{verb}" for verb in ("pause", "resume")}
 
 
 @pytest.fixture

@@ -16,17 +16,8 @@ from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import MemoryStore
-from agentfsm.telemetry.alerts import (
-    ALERTS,
-    LOOKBACK_S,
-    Firing,
-    find_starts,
-    format_rules,
-    replay_alerts,
-    set_thresholds,
-)
+from agentfsm.telemetry.alerts import ALERTS, Firing, format_rules, read_firings, set_thresholds
 from agentfsm.telemetry.dashboard import format_dashboard
-from agentfsm.telemetry.metrics_summary import read_measurements
 from agentfsm.telemetry.notifier import AlertNotifier, build_test_message
 from agentfsm.telemetry.totals import catch_up_totals
 
@@ -69,9 +60,7 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> tuple[Firing, ...]:
         await catch_up_totals(store)
-        only = find_starts(since, alerts)
-        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=only)
-        return replay_alerts(log, since, log.find_end(await store.now()), alerts)
+        return await read_firings(store, since, alerts)
 
     found = run_in_store(store, act)
     if terminal.json:
