@@ -25,8 +25,11 @@ PAGES = [
     "#/agents/shop",
     "#/agents",
     "#/sessions",
+    "#/overview",
     "#/costs",
+    "#/alerts",
     "#/rollouts",
+    "#/schedules",
     "#/workers",
 ]
 PANELS = ["transcript", "events", "calls", "shown", "cost", "labels", "changes"]

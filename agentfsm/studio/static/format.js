@@ -40,6 +40,10 @@ export function date(at) {
   return new Date(at * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "medium", hour12: false });
 }
 
+export const day = (at) => new Date(at * 1000).toLocaleDateString(locale(), { day: "numeric", month: "short", timeZone: "UTC" });
+
+export const hour = (at) => new Date(at * 1000).toLocaleTimeString(locale(), { hour: "2-digit", minute: "2-digit", hour12: false });
+
 /** Return how long ago a time is: "3 min ago". */
 export function ago(at) {
   const seconds = Date.now() / 1000 - at;

@@ -1,11 +1,12 @@
 // The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
 import { readAddress } from "./address.js";
 import { api, credentials } from "./api.js";
+import { permits, readCaller } from "./caller.js";
 import { every, fill, h } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
 import { PAGES } from "./pages/index.js";
 import { run } from "./pages/run.js";
-import { failure } from "./parts.js";
+import { empty, failure } from "./parts.js";
 
 const THEME = "agentfsm.theme";
 const COUNT_MS = 5000;
@@ -22,6 +23,23 @@ function readRoute() {
   return { name, rest: rest.map(decodeURIComponent), parameters };
 }
 
+// Where no page is, and where one is that the caller may not read.
+const missing = {
+  title: "There is no such page",
+  mount: (main) => drawEnd(main, t("There is no such page"), t("The address names no page of the studio: it may be mistyped, or of another version.")),
+};
+const forbidden = {
+  mount: (main) => drawEnd(main, t("You may not see this page"), t("Your key lacks the scope that it needs, or has a tenant while the page is about all of them.")),
+};
+
+function drawEnd(main, title, text) {
+  fill(main, h("header", { class: "page" }, h("h1", {}, title)), empty(text, h("a", { href: "#/runs" }, t("To the runs"))));
+}
+
+async function mayOpen(page) {
+  return !page.needs || permits(await readCaller(), page.needs);
+}
+
 async function show() {
   const { name, rest, parameters } = readRoute();
   const number = ++shown;
@@ -33,7 +51,7 @@ async function show() {
   }
   closePage?.();
   closePage = null;
-  const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? PAGES.find((each) => each.path === "runs");
+  const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? missing;
   for (const link of links) {
     if (link.dataset.path === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -42,7 +60,7 @@ async function show() {
   const host = h("div", { class: "page" });
   fill(main, host);
   try {
-    const close = await page.mount(host, parameters, ...rest);
+    const close = await (await mayOpen(page) ? page : forbidden).mount(host, parameters, ...rest);
     if (number === shown) closePage = close ?? null;
     else close?.();
   } catch (error) {
@@ -91,13 +109,19 @@ function buildFrame() {
     main);
 }
 
+/** Leave out the links to pages that the caller may not read. */
+async function hideLinks() {
+  const caller = await readCaller().catch(() => null);
+  for (const page of caller ? PAGES : []) links.find((each) => each.dataset.path === page.path).hidden = !permits(caller, page.needs);
+}
+
 /** Show beside each link how many things its page counts, such as runs that wait. */
 async function updateCounts() {
   for (const page of PAGES.filter((each) => each.count)) {
     const link = links.find((each) => each.dataset.path === page.path);
     const number = await page.count().catch(() => null);
     if (number === null) continue;
-    fill(link, t(page.title), number > 0 && h("span", { class: "count" }, number));
+    fill(link, t(page.title), number !== 0 && h("span", { class: "count" }, number));
   }
 }
 
@@ -120,6 +144,7 @@ function start() {
   window.addEventListener("signed-out", showSignIn);
   window.addEventListener("hashchange", () => (LINK.test(location.hash) ? location.reload() : show()));
   show();
+  hideLinks();
   updateCounts();
   every(COUNT_MS, main, updateCounts);
 }

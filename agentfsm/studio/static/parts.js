@@ -47,7 +47,7 @@ export function card(title, ...content) {
 
 /** A table; the head of a column of numbers is given as `[text]`. */
 export function table(label, heads, rows) {
-  return h("div", { class: "scroll-x" }, h("table", { "aria-label": label },
+  return h("div", { class: "scroll-x", tabindex: 0, role: "group", "aria-label": label }, h("table", { "aria-label": label },
     h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: Array.isArray(head) && "number" }, head)))),
     h("tbody", {}, rows)));
 }

@@ -4,6 +4,9 @@ import { decisionCards, itemKey } from "./decide.js";
 import { fill, h } from "./dom.js";
 import { t } from "./i18n.js";
 
+/** Return how many of the open runs wait for a person: the number that the navigation, the inbox and the overview have. */
+export const countWaiting = ({ open }) => open.waiting + open.paused;
+
 /** Return the element of the cards of a run, and a function that brings it up to date. A text that is being written stays. */
 export function waitsBox(model) {
   const element = h("div", { class: "waits" });

@@ -13,6 +13,7 @@ const DAY_S = 86400;
 export const costs = {
   path: "costs",
   title: "Costs",
+  needs: { scope: "approve" },
   mount(main, parameters) {
     const chosen = { by: parameters.get("by") ?? "agent", days: parameters.get("days") ?? "7" };
     const content = h("div", {});
@@ -77,7 +78,7 @@ function drawRows(found) {
 }
 
 function drawWindows(windows) {
-  const heads = [t("Window"), [t("Spent")], t("Share"), [t("Reserved")], [t("Limit")], [t("Refused")], t("Resets")];
+  const heads = [t("Window"), [t("Spent")], t("Share"), [t("Reserved")], [t("Limit")], [t("Remains")], [t("Refused")], t("Resets")];
   return table(t("Spending limits"), heads, windows.map((each) => {
     const limit = each.limits_usd[0] ?? 0;
     const share = limit ? each.spent_usd / limit : 0;
@@ -87,6 +88,7 @@ function drawWindows(windows) {
       h("td", {}, bar(share, share >= 1 ? "stopped" : "")),
       h("td", { class: "number" }, money(each.reserved_usd)),
       h("td", { class: "number" }, each.limits_usd.map((usd) => money(usd)).join(", ")),
+      h("td", { class: "number" }, limit ? money(Math.max(0, limit - each.spent_usd - each.reserved_usd)) : "–"),
       h("td", { class: "number" }, count(each.refused)),
       h("td", {}, date(each.window.ends_at)));
   }));

@@ -10,6 +10,7 @@ const REFRESH_MS = 10000;
 export const rollouts = {
   path: "rollouts",
   title: "Roll-outs",
+  needs: { scope: "admin", allTenants: true },
   mount(main) {
     const content = h("div", {});
     const problem = h("div", {});

@@ -5,6 +5,7 @@ import { t } from "../i18n.js";
 import { continueCard, standstillKey } from "../continue.js";
 import { decisionCards, itemKey } from "../decide.js";
 import { empty, failure, runLink, time } from "../parts.js";
+import { countWaiting } from "../waits.js";
 
 const REFRESH_MS = 3000;
 
@@ -12,7 +13,8 @@ export const waiting = {
   path: "waiting",
   title: "Waiting",
   async count() {
-    return (await api.runs({ waiting: "true", limit: 200 })).runs.filter((row) => !row.parent && ["waiting", "paused"].includes(row.status)).length;
+    const found = await api.open();
+    return found.is_whole ? countWaiting(found) : `${countWaiting(found)}+`;
   },
   mount(main) {
     const list = h("div", { class: "inbox" });
@@ -46,7 +48,7 @@ export const waiting = {
         return shown.get(key);
       });
       for (const key of shown.keys()) if (!keys.has(key)) shown.delete(key);
-      summary.textContent = t("{n} runs wait", { n: found.length });
+      summary.textContent = t("{n} runs wait", { n: found.filter((run) => ["waiting", "paused"].includes(run.status)).length });
       if (!sections.length) return fill(list, empty(t("Nothing waits"), t("Approvals, questions and unknown outcomes appear here.")));
       const unchanged = sections.length === list.children.length && sections.every((section, index) => list.children[index] === section);
       return unchanged ? list : fill(list, sections);

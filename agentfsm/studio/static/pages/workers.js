@@ -1,7 +1,7 @@
 // Workers and leases: which runs are executed, which wait for a worker, and what is stuck and why.
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
-import { count, duration } from "../format.js";
+import { count, date, duration } from "../format.js";
 import { t } from "../i18n.js";
 import { card, empty, failure, runLink, table } from "../parts.js";
 
@@ -10,6 +10,7 @@ const REFRESH_MS = 2000;
 export const workers = {
   path: "workers",
   title: "Workers",
+  needs: { scope: "approve" },
   mount(main) {
     const content = h("div", {});
     fill(main, h("header", { class: "page" }, h("h1", {}, t("Workers and leases"))), content);
@@ -26,11 +27,12 @@ export const workers = {
 };
 
 function draw(found) {
-  const isIdle = !found.workers.length && !found.queue.length;
+  const isIdle = !found.workers.length && !found.queue.length && !found.sleepers.length;
   return [
     isIdle && empty(t("All is done"), t("No run is executed, and none waits for a worker.")),
     found.workers.map((worker) => card(t("Worker {name}", { name: worker.name }), drawRuns(worker.runs))),
     found.queue.length > 0 && card(t("Runs without a worker"), drawRuns(found.queue)),
+    found.sleepers.length > 0 && card(t("Runs that wait for a time"), drawSleepers(found.sleepers)),
     found.followers?.length > 0 && card(t("Followers"), drawFollowers(found.followers)),
   ];
 }
@@ -46,6 +48,14 @@ function drawRuns(runs) {
     h("td", { class: "number" }, span(each.silent_s)),
     h("td", { class: "number" }, each.crashes),
     h("td", {}, each.reason))));
+}
+
+function drawSleepers(runs) {
+  return table(t("Runs that wait for a time"), [t("Run"), t("Agent"), t("State"), t("Wakes")], runs.map((each) => h("tr", { "data-run": each.id },
+    h("td", { class: "task" }, runLink(each.id, each.prompt || each.id)),
+    h("td", {}, each.agent),
+    h("td", {}, each.state.toUpperCase()),
+    h("td", { class: "nowrap" }, date(each.ready_at)))));
 }
 
 function drawFollowers(followers) {
