@@ -6,6 +6,11 @@ const ROOT = new URL("..", import.meta.url).pathname.slice(0, -1);
 
 /** Error of a request: the gateway's text, or the network's. Status 0: no answer. */
 export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {string} code
+   * @param {string} message
+   */
   constructor(status, code, message) {
     super(message);
     this.status = status;
@@ -15,7 +20,7 @@ export class ApiError extends Error {
 
 export const credentials = {
   get: () => localStorage.getItem(KEY),
-  set: (key) => localStorage.setItem(KEY, key),
+  set: (/** @type {string} */ key) => localStorage.setItem(KEY, key),
   clear: () => localStorage.removeItem(KEY),
 };
 
@@ -83,10 +88,22 @@ export const api = {
 const RETRY_MS = 1000;
 
 /**
+ * @typedef {object} Followed
+ * @property {(item: {run_id: string, version: number, event: any}) => void} event
+ * @property {(delta: any) => void} [delta]
+ * @property {(word: string) => void} status
+ */
+
+/**
  * Follow the journals of a run and its sub-agents after a position, through restarts of the server, until they end.
  *
  * `on.event(item)` gets each event once, `on.delta(delta)` text that a model is writing, `on.status(word)` "live",
  * "reconnecting" or "complete", or the text of a final error.
+ *
+ * @param {string} id
+ * @param {string} position
+ * @param {Followed} on
+ * @param {AbortSignal} signal
  */
 export async function follow(id, position, on, signal) {
   while (!signal.aborted) {
@@ -119,7 +136,7 @@ async function* readMessages(stream) {
     const { done, value } = await reader.read();
     if (done) return;
     const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
+    rest = blocks.pop() ?? "";
     for (const block of blocks) {
       const message = {};
       for (const line of block.split("\n")) {

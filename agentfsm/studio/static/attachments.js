@@ -60,7 +60,7 @@ function buildPart(type, url, name) {
 function readBase64(file) {
   return new Promise((done, fail) => {
     const reader = new FileReader();
-    reader.onload = () => done(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onload = () => done(String(reader.result).replace(/^[^,]*,/, ""));
     reader.onerror = () => fail(reader.error);
     reader.readAsDataURL(file);
   });

@@ -18,8 +18,18 @@ const TITLES = {
 };
 
 /**
+ * @typedef {object} Deciding
+ * @property {(run: any) => void} [done] gets the run after a decision
+ * @property {any} [asker] details of the run
+ */
+
+/**
  * Return the cards of what a run waits for. Calls of one tool that wait for approval together have a card for all of them
  * before their own. `posted(item)` returns the decision that is posted on an item, if there is one.
+ *
+ * @param {string} rootId
+ * @param {any[]} items
+ * @param {Deciding & {posted: (item: any) => any}} options
  */
 export function decisionCards(rootId, items, { posted, ...options }) {
   const groups = Map.groupBy(items, (item) => item.kind === "approval" && !item.error && !posted(item) ? [item.run_id, item.tool].join(" ") : itemKey(item));
@@ -29,6 +39,11 @@ export function decisionCards(rootId, items, { posted, ...options }) {
   ].filter(Boolean));
 }
 
+/**
+ * @param {string} rootId
+ * @param {any[]} items
+ * @param {Deciding} options
+ */
 function togetherCard(rootId, items, { done, asker = null }) {
   const boxes = items.map((item) => h("input", { type: "checkbox", checked: true }));
   const body = h("div", { class: "body" });
@@ -51,6 +66,10 @@ function togetherCard(rootId, items, { done, asker = null }) {
 /**
  * Return the card of an item. `rootId` is the run that the decision is sent to, `done(run)` gets the run after it,
  * `link` says whether the card links to the run, `asker` are the details of the run.
+ *
+ * @param {string} rootId
+ * @param {any} item
+ * @param {Deciding & {link?: boolean, posted?: any}} options
  */
 export function decisionCard(rootId, item, { done, link = false, posted = null, asker = null }) {
   const build = { approval, outcome, question, input }[item.kind] ?? pause;
@@ -151,7 +170,7 @@ function approval(item, send) {
     const { error, isEdited } = read();
     problem.hidden = !error;
     problem.textContent = error ?? "";
-    approve.firstChild.textContent = isEdited ? t("Approve as edited") : t("Approve");
+    /** @type {Element} */ (approve.firstElementChild).textContent = isEdited ? t("Approve as edited") : t("Approve");
     state.textContent = isEdited ? t("edited") : "";
   });
   const reason = h("input", { type: "text", placeholder: t("The model reads it.") });
@@ -222,7 +241,7 @@ function buildForm(each) {
       ? h("select", {}, choices.map((choice) => h("option", { value: choice }, choice)))
       : h("input", { type: { boolean: "checkbox", number: "number", integer: "number" }[schema.type] ?? "text", step: "any" });
     const read = () => {
-      if (schema.type === "boolean") return input.checked;
+      if (input instanceof HTMLInputElement && schema.type === "boolean") return input.checked;
       if (input.value === "" && !(each.schema.required ?? []).includes(name)) return undefined;
       return schema.type === "number" || schema.type === "integer" ? Number(input.value) : input.value;
     };

@@ -5,16 +5,22 @@ const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17
 // Hidden characters that are part of a visible one: joined and coloured emoji, joiners of Arabic and Indian letters, CR LF.
 const LEGITIMATE = /\r(?=\n)|(?<=\p{Emoji}|\ufe0f)\u200d(?=\p{Emoji})|(?<=\p{Emoji})[\ufe0e\ufe0f]|(?<=[\u0600-\u0dff])[\u200c\u200d](?=[\u0600-\u0dff])/gu;
 
+/**
+ * @param {string} text
+ * @returns {{text: string, isHidden?: boolean}[]}
+ */
 function hiddenParts(text) {
   if (!HIDDEN.test(text)) return [{ text }];
   const kept = new Set(Array.from(text.matchAll(LEGITIMATE), (found) => found.index));
+  /** @type {{text: string, isHidden?: boolean}[]} */
   const parts = [];
   let index = 0;
   for (const char of text) {
     const isHidden = HIDDEN.test(char) && !kept.has(index);
     index += char.length;
-    if (isHidden) parts.push({ text: `U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`, isHidden });
-    else if (parts.length && !parts.at(-1).isHidden) parts.at(-1).text += char;
+    const last = parts.at(-1);
+    if (isHidden) parts.push({ text: `U+${Number(char.codePointAt(0)).toString(16).toUpperCase().padStart(4, "0")}`, isHidden });
+    else if (last && !last.isHidden) last.text += char;
     else parts.push({ text: char });
   }
   return parts;
@@ -25,7 +31,14 @@ export function escapeHidden(text) {
   return hiddenParts(String(text)).map((part) => (part.isHidden ? `⟨${part.text}⟩` : part.text)).join("");
 }
 
-/** Add content to an element: texts, elements, and lists of both. */
+/**
+ * Add content to an element: texts, elements, and lists of both.
+ *
+ * @template {Element} T
+ * @param {T} element
+ * @param {any[]} children
+ * @returns {T}
+ */
 export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
@@ -51,26 +64,54 @@ function setAll(element, attributes) {
   return element;
 }
 
-/** Build an HTML element: `h("a", { href, onclick }, "text", child)`. False and null children are left out. */
+/**
+ * Build an HTML element: `h("a", { href, onclick }, "text", child)`. False and null children are left out.
+ *
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, any> | null} [attributes]
+ * @param {...any} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
 export function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   append(element, children); // before the value of a select
   return setAll(element, attributes);
 }
 
-/** Build an SVG element. */
+/**
+ * Build an SVG element.
+ *
+ * @param {string} tag
+ * @param {Record<string, any> | null} [attributes]
+ * @param {...any} children
+ * @returns {SVGElement}
+ */
 export function s(tag, attributes, ...children) {
   return append(setAll(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes), children);
 }
 
-/** Replace the content of an element. */
+/**
+ * Replace the content of an element.
+ *
+ * @template {Element} T
+ * @param {T} element
+ * @param {...any} children
+ * @returns {T}
+ */
 export function fill(element, ...children) {
   element.replaceChildren();
   return append(element, children);
 }
 
-/** Return a function that calls `act` at most once in `ms`, the last time after the last call. */
+/**
+ * Return a function that calls `act` at most once in `ms`, the last time after the last call.
+ *
+ * @param {() => unknown} act
+ * @param {number} ms
+ */
 export function throttle(act, ms) {
+  /** @type {ReturnType<typeof setTimeout> | null} */
   let timer = null;
   let last = 0;
   const call = () => {
@@ -83,7 +124,13 @@ export function throttle(act, ms) {
   };
 }
 
-/** Call `act` every `ms` while the page is visible and `element` is in it. */
+/**
+ * Call `act` every `ms` while the page is visible and `element` is in it.
+ *
+ * @param {number} ms
+ * @param {Element} element
+ * @param {() => unknown} act
+ */
 export function every(ms, element, act) {
   const tick = async () => {
     if (!element.isConnected) return;

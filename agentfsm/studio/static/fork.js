@@ -52,7 +52,7 @@ export function openFork(model, edited = null) {
       read();
       buttons.hidden = true;
       question.hidden = false;
-      question.querySelector("button").focus();
+      question.querySelector("button")?.focus();
     };
     const buttons = h("div", { class: "buttons" }, actionButton(t("Fork"), act, { class: "primary" }));
     const question = h("div", { role: "group", "aria-label": t("This fork can act"), hidden: true },

@@ -25,11 +25,9 @@ export function duration(seconds) {
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;
-  const units = [[86400, "d"], [3600, "h"], [60, "min"]];
-  const [size, name] = units.find(([each]) => seconds >= each);
-  const inner = { d: [3600, "h"], h: [60, "min"], min: [1, "s"] }[name];
-  const rest = Math.floor((seconds % size) / inner[0]);
-  return `${Math.floor(seconds / size)} ${name}${rest ? ` ${rest} ${inner[1]}` : ""}`;
+  const [size, name, part, partName] = seconds < 3600 ? [60, "min", 1, "s"] : seconds < 86400 ? [3600, "h", 60, "min"] : [86400, "d", 3600, "h"];
+  const rest = Math.floor((seconds % size) / part);
+  return `${Math.floor(seconds / size)} ${name}${rest ? ` ${rest} ${partName}` : ""}`;
 }
 
 export function clock(at) {

@@ -21,7 +21,7 @@ export class Journal {
   /** Add the event that makes a version. */
   add(version, event) {
     if (version !== this.version + 1) return;
-    this.states.push(this.table[this.states.at(-1)][event.is]);
+    this.states.push(this.table[this.states[this.version]][event.is]);
     this.events.push(event);
     if (REPLIES.has(event.is)) this.turns++;
   }

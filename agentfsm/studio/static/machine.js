@@ -37,7 +37,12 @@ function straight(from, to) {
   return [`M${x1 + BOX.width / 2} ${y1 + BOX.height}L${x2 + BOX.width / 2} ${y2}`, (x1 + x2) / 2 + 54, (y1 + y2) / 2];
 }
 
-/** Draw the table; with a view of a run, also its path and its state. */
+/**
+ * Draw the table; with a view of a run, also its path and its state.
+ *
+ * @param {Record<string, Record<string, string>>} table
+ * @param {{path: Map<string, number>, state: string} | null} [view]
+ */
 export function drawMachine(table, view = null) {
   const path = view?.path ?? new Map();
   const taken = (arrow) => path.get(`${arrow.from}>${arrow.to}`) ?? 0;

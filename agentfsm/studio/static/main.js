@@ -51,6 +51,7 @@ async function show() {
   }
   closePage?.();
   closePage = null;
+  /** @type {any} */
   const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? missing;
   for (const link of links) {
     if (link.dataset.path === name) link.setAttribute("aria-current", "page");
@@ -120,7 +121,7 @@ async function updateCounts() {
   for (const page of PAGES.filter((each) => each.count)) {
     const link = links.find((each) => each.dataset.path === page.path);
     const number = await page.count().catch(() => null);
-    if (number === null) continue;
+    if (!link || number === null) continue;
     fill(link, t(page.title), number !== 0 && h("span", { class: "count" }, number));
   }
 }

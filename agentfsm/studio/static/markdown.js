@@ -47,7 +47,7 @@ export function picture(address, name) {
     const bytes = Uint8Array.from(atob(data), (char) => char.charCodeAt(0));
     const bitmap = await createImageBitmap(new Blob([bytes], { type }));
     const canvas = h("canvas", { role: "img", "aria-label": name || title, width: bitmap.width, height: bitmap.height });
-    canvas.getContext("2d").drawImage(bitmap, 0, 0);
+    canvas.getContext("2d")?.drawImage(bitmap, 0, 0);
     host.replaceChildren(canvas);
   };
   host.append(h("button", { type: "button", class: "quiet", onclick: () => show().catch((error) => append(host, [" ", error.message])) }, title));

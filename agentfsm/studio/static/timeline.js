@@ -113,7 +113,7 @@ export function drawTimeline(view, journal, { first, select, now, isWorking, wid
   const end = next || !now ? (events[to - 1]?.at ?? 0) : now;
   const scale = new Scale(events, from, to, next ? null : now, Math.max(640, width));
   const calls = [...view.calls.values()].filter((call) => call.version > from && call.version <= to);
-  const bars = calls.map((call) => callBar(call, scale, end)).filter(Boolean);
+  const bars = calls.map((call) => callBar(call, scale, end)).filter((each) => each !== null);
   const lanes = assignLanes(bars);
   const models = shown.map((turn) => {
     const before = journal.events[turn.version - 1];

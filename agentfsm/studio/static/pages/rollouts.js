@@ -33,7 +33,7 @@ export const rollouts = {
       } catch (error) {
         fill(problem, failure(error));
       }
-      document.activeElement?.blur();
+      if (document.activeElement instanceof HTMLElement) document.activeElement.blur();
       await load();
     }
     load();

@@ -43,7 +43,7 @@ function build(main, model, parts, parameters) {
   parts.timeline = h("div", {});
   parts.timelinePages = h("div", { class: "paging" });
   parts.first = null;
-  parts.travel = buildTravel(model, parts);
+  parts.travel = buildTravel(model);
   parts.panels = buildPanels(model, parts, parameters.get("panel"));
   parts.waits = waitsBox(model);
   parts.outcome = h("div", {});
@@ -200,8 +200,8 @@ function buildPanels(model, parts, wanted) {
   function move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const all = [...tabs.children];
-    const next = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
+    const all = [...tabs.querySelectorAll("button")];
+    const next = all[(all.findIndex((each) => each === document.activeElement) + step + all.length) % all.length];
     next.click();
     next.focus();
   }
@@ -215,7 +215,7 @@ function buildPanels(model, parts, wanted) {
       tabs.dataset.ids = ids;
       fill(tabs, shown.map((panel) => h("button", { type: "button", role: "tab", id: `tab-${panel.id}`, "aria-controls": "panel", onclick: () => choose(panel) }, t(panel.title))));
     }
-    for (const tab of tabs.children) {
+    for (const tab of tabs.querySelectorAll("button")) {
       const isChosen = tab.id === `tab-${chosen.id}`;
       tab.setAttribute("aria-selected", String(isChosen));
       tab.tabIndex = isChosen ? 0 : -1;
@@ -269,7 +269,7 @@ function buildActions(model) {
     text.value = "";
   });
   const open = h("div", { class: "controls" },
-    h("form", { class: "send", onsubmit: (event) => { event.preventDefault(); send.firstChild.click(); } }, text, send),
+    h("form", { class: "send", onsubmit: (event) => { event.preventDefault(); send.querySelector("button")?.click(); } }, text, send),
     h("div", { class: "buttons" },
       actionButton(t("Pause"), act("pause", () => ({}))),
       actionButton(t("Cancel the run"), act("cancel", () => ({})), { class: "danger" })));

@@ -59,11 +59,11 @@ export const talk = {
       event.preventDefault();
       submit();
     });
-    text.addEventListener("paste", (event) => event.clipboardData.files.length && files.add(event.clipboardData.files));
+    text.addEventListener("paste", (event) => event.clipboardData?.files.length && files.add(event.clipboardData.files));
     form.addEventListener("dragover", (event) => event.preventDefault());
     form.addEventListener("drop", (event) => {
       event.preventDefault();
-      files.add(event.dataTransfer.files);
+      if (event.dataTransfer) files.add(event.dataTransfer.files);
     });
     fill(main, h("div", { class: "talk" },
       h("header", { class: "page" }, h("h1", {}, t("Talk")), agent, sessions, known.user && h("span", { class: "soft" }, t("as {user}", { user: known.user }))),

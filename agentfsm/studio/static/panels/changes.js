@@ -35,8 +35,8 @@ export const changes = {
       actionButton(t("Replay"), replay),
       replayed);
     return () => {
-      if (!from.value) from.value = Math.max(0, run.view.version - 1);
-      if (!to.value) to.value = run.view.version;
+      if (!from.value) from.value = String(Math.max(0, run.view.version - 1));
+      if (!to.value) to.value = String(run.view.version);
     };
   },
 };
