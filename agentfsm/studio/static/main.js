@@ -113,7 +113,8 @@ function buildFrame() {
 /** Leave out the links to pages that the caller may not read. */
 async function hideLinks() {
   const caller = await readCaller().catch(() => null);
-  for (const page of caller ? PAGES : []) links.find((each) => each.dataset.path === page.path).hidden = !permits(caller, page.needs);
+  if (caller === null) return;
+  for (const link of links) link.hidden = !permits(caller, PAGES.find((each) => each.path === link.dataset.path)?.needs);
 }
 
 /** Show beside each link how many things its page counts, such as runs that wait. */
