@@ -55,6 +55,8 @@ REFUSED_REST_S: Final = 1_800.0
 # Minimum of seconds between two looks for such runs, and the maximum of runs that a look examines.
 REFUSED_LOOK_S: Final = 5.0
 REFUSED_EXAMINED: Final = 1_000
+# Seconds for which a worker relies on others that start the runs whose time has come: they may have been killed.
+STAND_BY_S: Final = 30.0
 # A rest is extended by up to this factor, so that runs are not retried all at once.
 REST_SPREAD: Final = 1.5
 # Maximum of runs that a line of the log names.
@@ -124,6 +126,12 @@ class Worker:
 
     _next_look: float = attrs.field(default=0.0, init=False)
     """Time of the event loop from which on this worker looks for runs that others have refused."""
+
+    _stands_by: bool = attrs.field(default=False, init=False)
+    """Whether other workers start the runs whose time has come."""
+
+    _start_by: float = attrs.field(default=0.0, init=False)
+    """Time of the event loop from which on this worker starts them all the same."""
 
     _has_reported_newer: bool = attrs.field(default=False, init=False)
     """Whether it was logged that runs are left to a newer agentfsm."""
@@ -234,8 +242,7 @@ class Worker:
     async def _execute_ready(self, executions: TaskGroup, *, until_idle: bool) -> None:
         while not self.is_draining:
             self._changed = anyio.Event()
-            if self.starter is not None:
-                await self.starter.create()
+            await self._start_due()
             leases = await self._claim()
             self._begin(executions, leases or ())
             if leases is not None and not self.is_draining:
@@ -244,8 +251,16 @@ class Worker:
             if self.is_draining or (until_idle and is_idle):
                 return
             if leases is None or self._busy or not self._has_suspects:
-                with anyio.move_on_after(min(self.poll_s, math.inf if self.starter is None else self.starter.wait_s)):
+                starter = None if self._stands_by else self.starter
+                with anyio.move_on_after(min(self.poll_s, math.inf if starter is None else starter.wait_s)):
                     await self._changed.wait()
+
+    async def _start_due(self) -> None:
+        """Start the runs whose time has come, unless other workers do."""
+        now = anyio.current_time()
+        if self.starter is not None and not (self._stands_by and now < self._start_by):
+            self._start_by = now + STAND_BY_S
+            await self.starter.create()
 
     def _begin(self, executions: TaskGroup, leases: Sequence[Lease]) -> None:
         for lease in leases:
@@ -255,6 +270,7 @@ class Worker:
     async def _claim(self) -> Sequence[Lease] | None:
         """Take the leases of ready runs, up to `parallel` runs in all. Return None if the store fails."""
         if self._suspects or len(self._busy) >= self.parallel:
+            self._stands_by = False  # it does not hear when the others are as busy
             return ()
         alone = self._has_suspects and not self._busy
         room = self.parallel - len(self._busy)
@@ -271,6 +287,7 @@ class Worker:
                     return ()
             claim = await claim_runs(limit=room, suspects=alone)
         except StoreError as error:  # it may recover; the journals are safe meanwhile
+            self._stands_by = False
             _log.warning("the store failed to return runs, and is polled again: %s", error)
             return None
         if claim.has_newer:
@@ -281,7 +298,7 @@ class Worker:
             ids = ", ".join(lease.run_id for lease in claim.leases)
             _log.warning("one of these runs may have crashed its workers; they are executed apart from others: %s", ids)
             self._suspects.update(lease.run_id for lease in claim.leases)
-        self._has_suspects = claim.has_suspects and not alone
+        self._has_suspects, self._stands_by = claim.has_suspects and not alone, claim.stands_by
         return claim.leases
 
     async def _claim_refused(self) -> Sequence[Lease]:

@@ -156,6 +156,11 @@ class Claim(Value):
     of one of them. Else empty.
     """
 
+    stands_by: bool = False
+    """True if the store wakes other idle workers for new runs, and not this one, which finds by its next poll what they
+    have left. They also look for schedules that are due.
+    """
+
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
     """Build the error for an owner whose run was taken over or lost."""

@@ -8,7 +8,9 @@ from anyio import wait_all_tasks_blocked
 
 from agentfsm import Agent
 from agentfsm._lib.concurrency import make_waker
+from agentfsm.schedules import due_runs
 from agentfsm.stores import PostgresStore
+from agentfsm.stores.postgres.connection import LISTENER_PREFIX
 from agentfsm.testing import FunctionModel
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
 from tests.support.checks import HANG_S
@@ -79,9 +81,9 @@ class Story:
             await self.asked.wait()
 
 
-@pytest.mark.soak  # on a loaded machine a look for schedules comes in between, and without one a wake-up may be lost
-async def test_a_run_wakes_one_worker_which_has_one_connection(crew, postgres_desk, schema):
+async def test_a_run_wakes_one_worker_which_has_one_connection(crew, postgres_desk, schema, monkeypatch):
     """The others ask for nothing, also for the runs after it, whose workers were not woken before."""
+    monkeypatch.setattr(due_runs, "LOOK_INTERVAL_S", NEVER_S)
     story, (*stores, desk) = Story(), crew
     async with anyio.create_task_group() as tasks:
         for each in stores:
@@ -91,6 +93,67 @@ async def test_a_run_wakes_one_worker_which_has_one_connection(crew, postgres_de
         for count in range(1, WORKERS):
             await story.submit(desk)
             assert await settled(stores) == before + count
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_listens_while_another_may_leave_its_place(crew, postgres_desk, schema, sleepers):
+    """One that would take its run and leave relies on no row that another session has locked."""
+    first, second, desk, *_ = crew
+    for store in (first, second):
+        store.subscribe("agent:clerk", lambda: None)
+        await store.claim("clerk", limit=2)
+    assert sleepers() == 2
+    with postgres_desk.transaction():
+        postgres_desk.execute(f"SELECT FROM {schema}.sleepers ORDER BY number LIMIT 1 FOR UPDATE")
+        await (await LeasedRun.create(desk, make_header(agent="clerk"))).release()
+        claim = await second.claim("clerk", limit=2)
+        assert len(claim.leases) == 1
+        assert not claim.stands_by
+    assert sleepers() == 2
+
+
+async def test_a_wake_up_on_its_way_reaches_a_worker_that_leaves_its_place(crew, postgres_desk, schema):
+    """The run is committed after the worker has looked, and has left its place to others."""
+    woken = anyio.Event()
+    store, *others = crew[:3]
+    store.subscribe("agent:clerk", make_waker(lambda: woken.set()))  # noqa: PLW0108  another event later
+    await store.claim("clerk", limit=100)
+    with postgres_desk.transaction():
+        chosen = postgres_desk.execute(f"DELETE FROM {schema}.sleepers RETURNING worker").fetchone()  # noqa: S608
+        for each in others:
+            each.subscribe("agent:clerk", lambda: None)
+            await each.claim("clerk", limit=100)
+        await settled([store])
+        woken = anyio.Event()
+        assert not (await store.claim("clerk", limit=100)).leases
+        postgres_desk.execute("SELECT pg_notify(%s || md5(%s), md5('agent:clerk'))", [LISTENER_PREFIX, *chosen])
+    with anyio.fail_after(HANG_S):
+        await woken.wait()
+
+
+async def test_a_burst_reaches_as_many_workers_as_it_has_runs(crew):
+    """Each worker has room for one run, and none polls."""
+    (*stores, desk), asked, end = crew, 0, anyio.Event()
+
+    async def reply(_request):
+        nonlocal asked
+        asked += 1
+        if asked == WORKERS:
+            end.set()
+        await end.wait()
+        return "done"
+
+    agents = [Agent(FunctionModel(reply), name="clerk", store=each) for each in stores]
+    async with anyio.create_task_group() as tasks:
+        for each in agents:
+            tasks.start_soon(lambda agent=each: agent.worker(parallel=1, poll_s=NEVER_S))
+        await settled(stores)
+        submitter = Agent(FunctionModel(reply), name="clerk", store=desk)
+        async with anyio.create_task_group() as burst:
+            for _ in range(WORKERS):
+                burst.start_soon(submitter.submit, "work")
+        with anyio.fail_after(HANG_S):
+            await end.wait()
         tasks.cancel_scope.cancel()
 
 

@@ -398,6 +398,7 @@ class PostgresConnection:
                 self._commit(write=write)
         except BaseException as error:
             self._roll_back(error)
+            self.polled_topics.clear()  # whether the server would wake them is unknown
             self._check_not_upgraded(error)
             raise
         self._failing_since, self._pause_s = None, MIN_PAUSE_S

@@ -102,7 +102,9 @@ _QUOTA_TABLE: Final = """
 # Since version 4.4. Workers that listen while they wait for runs of an agent. Who makes a run ready removes one of them
 # and wakes it. They are few: the server wakes all sessions that listen, whatever is announced. The other workers poll,
 # and one of them takes the place of a worker that was woken.
-MAX_SLEEPERS: Final = 2
+MIN_SLEEPERS: Final = 2
+# Runs that may become ready at once, for which there are more sleepers if each has room for few runs.
+BURST: Final = 8
 _SLEEPER_TABLE: Final = """
         CREATE TABLE sleepers (
             number   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- the smallest is woken first
@@ -339,7 +341,9 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
 # one of the worker's: looked up only if too few others were found, so the index has few entries before the first of
 # them. There is a row even if no run is claimed. A worker sleeps afterwards if it has room, and there is no other, or
 # it found no run and there are few: so one that was woken leaves its place to idle ones. A row that another session has
-# locked is left as it is: a wake-up is on the way.
+# locked is left as it is, and the worker goes on listening: a wake-up may be on the way, or others rely on it. Who
+# relies on other sleepers locks them until the commit, so that none leaves its place for another that does the same,
+# and none is chosen to be woken: then all that listen are told.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
@@ -347,12 +351,17 @@ taken AS (
     WHERE number = ANY(ARRAY(SELECT number FROM found))
     RETURNING id, number, token, version, crashes, alone),
 self (agent, worker, format, releases, room) AS (SELECT %s::text, %s::text, %s::integer, %s::text[], %s::integer),
-others AS (
-    SELECT count(*) AS asleep FROM self JOIN sleepers USING (agent, format) JOIN workers ON name = sleepers.worker
-    WHERE until > {NOW} AND name <> self.worker AND sleepers.releases IS NOT DISTINCT FROM self.releases),
+others AS MATERIALIZED (
+    SELECT sleepers.number FROM self JOIN sleepers USING (agent, format) JOIN workers ON name = sleepers.worker
+    WHERE until > {NOW} AND name <> self.worker AND sleepers.releases IS NOT DISTINCT FROM self.releases
+    ORDER BY sleepers.number LIMIT (SELECT greatest({MIN_SLEEPERS}, {BURST} / greatest(room, 1)) FROM self)
+    FOR KEY SHARE OF sleepers SKIP LOCKED),
 rest AS (
-    SELECT found.runs < room AND (asleep = 0 OR (found.runs = 0 AND asleep < {MAX_SLEEPERS})) AS sleeps, asleep
-    FROM self, others, (SELECT count(*) AS runs FROM found) AS found),
+    SELECT found.runs < room AND (
+        others.asleep = 0
+        OR (found.runs = 0 AND (others.asleep < {MIN_SLEEPERS} OR others.asleep * room < {BURST}))) AS sleeps,
+        others.asleep
+    FROM self, (SELECT count(*) AS asleep FROM others) AS others, (SELECT count(*) AS runs FROM found) AS found),
 asleep AS (
     INSERT INTO sleepers (agent, worker, format, releases)
     SELECT agent, worker, format, releases FROM self, rest
@@ -360,14 +369,17 @@ asleep AS (
 awake AS (
     DELETE FROM sleepers WHERE number IN (
         SELECT number FROM sleepers JOIN self USING (agent, worker), rest
-        WHERE NOT sleeps FOR UPDATE OF sleepers SKIP LOCKED))
+        WHERE NOT sleeps FOR UPDATE OF sleepers SKIP LOCKED)
+    RETURNING number)
 SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
            SELECT true FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND format > %s
            ORDER BY ready_at, number LIMIT 1) END,
        CASE WHEN %s::text[] IS NOT NULL AND (SELECT count(*) FROM found) < %s THEN (
            SELECT release FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND NOT {_HAS_RELEASE}
            ORDER BY ready_at, number LIMIT 1) END,
-       (SELECT sleeps FROM rest), (SELECT asleep FROM rest),
+       (SELECT sleeps FROM rest) OR (
+           EXISTS (SELECT FROM sleepers JOIN self USING (agent, worker)) AND NOT EXISTS (SELECT FROM awake)),
+       (SELECT asleep FROM rest),
        claimed.*
 FROM (VALUES (1)) AS one LEFT JOIN (
     SELECT id, token, version, crashes, alone, {INBOX_COLUMNS}, found.ready_at, number
@@ -488,7 +500,12 @@ woken AS (DELETE FROM sleepers WHERE number IN (SELECT number FROM chosen) RETUR
 SELECT pg_notify('{LISTENER_PREFIX}' || md5(worker), %s) FROM woken WHERE worker <> %s
 UNION ALL SELECT pg_notify(%s, %s) WHERE NOT EXISTS (SELECT FROM chosen)
 """  # noqa: S608
-FORGET_SLEEPER: Final = "DELETE FROM sleepers WHERE worker = %s AND coalesce(agent = %s, true)"
+# One that has no row may have been woken for a run, which is announced again.
+FORGET_SLEEPER: Final = """
+WITH gone AS (DELETE FROM sleepers WHERE worker = %s AND agent = %s RETURNING number)
+SELECT pg_notify(%s, %s) WHERE NOT EXISTS (SELECT FROM gone)
+"""
+FORGET_SLEEPERS: Final = "DELETE FROM sleepers WHERE worker = %s"
 WATCH_RUNS: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
 SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT FROM runs {clause} LIMIT %s) AS found"

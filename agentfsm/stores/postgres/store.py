@@ -296,11 +296,11 @@ class _PostgresBackend(PostgresConnection):
         rows = self.execute(sql.CLAIM_RUNS, (*values, *sleeper, *left)).fetchall()
         leases = [
             self._register_lease(_build_lease(*row), lease_request)
-            for _has_newer, _other_release, _sleeps, _others, *row, _ready_at, _number in rows
+            for _has_newer, _other_release, _listens, _others, *row, _ready_at, _number in rows
             if row[0] is not None
         ]
-        has_newer, other_release, sleeps, others = rows[0][:4]
-        if sleeps:
+        has_newer, other_release, listens, others = rows[0][:4]
+        if listens:
             self.polled_topics.discard(topic)
         elif topic in self._topics:
             self.polled_topics.add(topic)
@@ -310,6 +310,7 @@ class _PostgresBackend(PostgresConnection):
             has_suspects=company is not None,
             has_newer=bool(has_newer),
             other_release=other_release or "",
+            stands_by=not listens and bool(others),
         )
 
     def _owner_status_values(self, agent: str, work: ReadableWork, *, limit: int) -> tuple[Any, ...]:
@@ -440,8 +441,9 @@ class _PostgresBackend(PostgresConnection):
 
     def forget_sleeper(self, agent: str) -> None:
         """Have other sessions wake this store object no more for runs of an agent."""
-        self.polled_topics.discard(agent_topic(agent))
-        self.execute(sql.FORGET_SLEEPER, (self.worker_name, agent))
+        topic = agent_topic(agent)
+        self.polled_topics.discard(topic)
+        self.execute(sql.FORGET_SLEEPER, (self.worker_name, agent, self.channel, hash_topic(topic)))
 
     def _find_blocked_ends(self, chains: AppendChains) -> set[str]:
         """Return the ids of the runs with a final append whose inbox has other rows that are due."""
@@ -819,7 +821,7 @@ class _PostgresBackend(PostgresConnection):
             if self._has_written:
                 with self.transaction(write=True, durability="normal"):
                     self._release_leases([(run_id, held.token, held.owner.name) for run_id, held in self.leases])
-                    self.execute(sql.FORGET_SLEEPER, (self.worker_name, None))
+                    self.execute(sql.FORGET_SLEEPERS, (self.worker_name,))
                     self.execute("DELETE FROM workers WHERE starts_with(name, %s)", (self.worker_name,))
         finally:
             self._has_written = False
