@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from agentfsm import MisuseError
+from agentfsm._lib.pins import ApprovedText, StandingApprovals
 from agentfsm._lib.shared_files import change_file, open_log
 from agentfsm.evals import Evaluation, GateDecision, add_case, load_suite
 from agentfsm.evals.release_gate import append_history, load_history
@@ -19,7 +20,6 @@ from agentfsm.journal.seals import Seal, SealFile
 from agentfsm.mcp import Pin, PinFile, TokenFile
 from agentfsm.mcp.oauth.stored_login import LoginStorage
 from agentfsm.mcp.trust.consent import ConsentGate
-from agentfsm.mcp.trust.pins import ApprovedText, StandingApprovals
 from agentfsm.prompts import PromptReport, Prompts
 from agentfsm.serve import APIKeys, Caller
 from agentfsm.serve.access import add_key, remove_keys

@@ -66,6 +66,8 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         model: A `Model`, or a string such as "openai:gpt-5.4-mini".
         tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
             such as `WebSearch()`; or a registry, which is then shared.
+        skills: Skills, as `Skills("skills/")` of `agentfsm.skills`: folders of instructions that the model reads when
+            it needs them; None for no skills.
         instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function, plain or async, that
             returns text; empty for none.
         reminder: Note at the end of each request: text, a prompt, or a function, plain or async, that returns text;

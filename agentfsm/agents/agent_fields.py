@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from os import urandom
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, cast
 
 import attrs
 
@@ -28,7 +28,7 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.stops import StopCondition
-from agentfsm.core.validation import require_type
+from agentfsm.core.validation import require_members, require_type
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory
@@ -36,7 +36,7 @@ from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock, Durability, Store, SystemClock
 from agentfsm.tools.permission import Permissions
-from agentfsm.tools.registry import ToolRegistry, ToolSource
+from agentfsm.tools.registry import SkillSource, ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -51,13 +51,19 @@ if TYPE_CHECKING:
     from agentfsm.streaming.watch import Outlet, Watcher
 
 
+_SKILLS: Final = require_members("tools", "instructions", "digests", wanted="Skills(...)").or_none()
+
+
 def new_id() -> str:
     """Return an id for a run: 80 random bits, short enough to type."""
     return urandom(10).hex()
 
 
-def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool]) -> ToolRegistry:
-    return ToolRegistry.of(tools)
+def _as_registry(
+    tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool], agent: attrs.AttrsInstance
+) -> ToolRegistry:
+    registry, skills = ToolRegistry.of(tools), cast("AgentFields[Any]", agent).skills
+    return registry if registry.skills is skills else registry.with_skills(skills)
 
 
 def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
@@ -200,7 +206,15 @@ class AgentFields(Generic[A_co]):
     model: Model = attrs.field(kw_only=False, converter=extras.resolve_model)
     """A `Model`, or a string such as "openai:gpt-5.4-mini"."""
 
-    tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
+    skills: SkillSource | None = attrs.field(default=None, validator=_SKILLS)
+    """Skills, as `Skills("skills/")` of `agentfsm.skills`: folders of instructions that the model reads when it needs
+    them. Their tools are added to `tools`, to a copy of it if that is a registry. None: no skills.
+    """
+
+    tools: ToolRegistry = attrs.field(
+        factory=ToolRegistry,
+        converter=attrs.Converter(_as_registry, takes_self=True),  # type: ignore[misc]  # mypy knows functions only
+    )
     """Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes, such as
     `WebSearch()`; or a registry, which is then shared.
     """

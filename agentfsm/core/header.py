@@ -44,10 +44,16 @@ class Fingerprint(Value):
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     """Version and digest of each prompt in the instructions of the run, by name: "1.4.0#0123456789ab"."""
 
+    skills: Mapping[str, str] = attrs.field(factory=dict)
+    """Hashes of all files of each skill, by name."""
+
     @property
     def digest(self) -> str:
         """Hash of all parts: 12 hexadecimal digits."""
-        return short_hash(json.dumps(attrs.asdict(self), sort_keys=True), 12)
+        parts = attrs.asdict(self)
+        if not self.skills:  # as before there were skills
+            del parts["skills"]
+        return short_hash(json.dumps(parts, sort_keys=True), 12)
 
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
         """Return the changes since an earlier fingerprint, a few words each; none if the earlier one is unknown."""
@@ -66,6 +72,11 @@ class Fingerprint(Value):
         words += [f"tool {name} is gone" for name in before.tools if name not in self.tools]
         words += [f"tool {name} is new" for name in self.tools if name not in before.tools]
         words += [f"tool {name} has changed" for name, own in self.tools.items() if before.tools.get(name, own) != own]
+        words += [f"skill {name} is gone" for name in before.skills if name not in self.skills]
+        words += [f"skill {name} is new" for name in self.skills if name not in before.skills]
+        words += [
+            f"skill {name} has changed" for name, own in self.skills.items() if before.skills.get(name, own) != own
+        ]
         return tuple(words)
 
 

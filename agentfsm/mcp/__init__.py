@@ -6,6 +6,7 @@ It needs the extra: `pip install agentfsm[mcp]`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from agentfsm._lib.pins import MemoryPins, Pin, PinFile, Pins, PinsError
 from agentfsm._lib.plugins import require_extra
 
 with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
@@ -16,7 +17,6 @@ with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.oauth.oauth_settings import OAuth
     from agentfsm.mcp.oauth.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
     from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
-    from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server.resources import Argument, Prompt, Resource
@@ -39,6 +39,7 @@ __all__ = [
     "Pin",
     "PinFile",
     "Pins",
+    "PinsError",
     "Prompt",
     "Proposal",
     "Resource",

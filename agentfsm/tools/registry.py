@@ -75,6 +75,25 @@ class ToolSource(Protocol):
         ...
 
 
+class SkillSource(Protocol):
+    """The skills of an agent: `agentfsm.skills.Skills`."""
+
+    @property
+    def tools(self) -> tuple[Tool[..., Any], ...]:
+        """The tools that read the skills and run their scripts."""
+        ...
+
+    @property
+    def instructions(self) -> str:
+        """The names and descriptions of the skills, for the model."""
+        ...
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Hash of all files of each skill, by name."""
+        ...
+
+
 def _is_source(candidate: object) -> TypeGuard[ToolSource]:
     return all(hasattr(candidate, name) for name in ("is_stale", "update", "tools"))
 
@@ -117,7 +136,10 @@ class ToolRegistry:
     """Sources of further tools, fetched by `refresh`."""
 
     instructions: str = attrs.field(default="", init=False)
-    """Instructions of the sources for the model; empty if they have none."""
+    """Instructions of the sources and the skills for the model; empty if they have none."""
+
+    skills: SkillSource | None = attrs.field(default=None, init=False)
+    """Skills whose tools and instructions are in this registry; None if there are none."""
 
     hosted: tuple[HostedTool, ...] = attrs.field(default=(), init=False)
     """Tools that the provider of the model executes itself. They are not among the tools that calls find here."""
@@ -193,8 +215,13 @@ class ToolRegistry:
                 names.append(self.register(tool).name)  # noqa: PERF401  if a tool is refused, those before it stay
         finally:
             self._source_tools[source] = source.version, tuple(names)
-            self.instructions = "\n\n".join(filter(None, (getattr(each, "instructions", "") for each in self.sources)))
+            self.instructions = self.join_instructions()
             self.version += 1
+
+    def join_instructions(self) -> str:
+        """Return the instructions of the skills and the sources, as they are now."""
+        given = [each for each in (self.skills, *self.sources) if each is not None]
+        return "\n\n".join(filter(None, (getattr(each, "instructions", "") for each in given)))
 
     async def aclose(self) -> None:
         """Close the sources."""
@@ -292,6 +319,24 @@ class ToolRegistry:
             whole.register(each)
         return whole
 
+    def with_skills(self, skills: SkillSource | None) -> ToolRegistry:
+        """Return a new registry with these skills in place of its own; None for none.
+
+        Raises:
+            DuplicateToolError: if the name of one of their tools is taken.
+        """
+        whole = self.extended(())
+        for each in () if self.skills is None else self.skills.tools:
+            if whole.get(each.name) is each:
+                whole.unregister(each.name)
+        for each in () if skills is None else skills.tools:
+            if whole.get(each.name) is not each:  # `filter` keeps it
+                whole.register(each)
+        whole.skills = skills
+        whole.version += 1
+        whole.instructions = whole.join_instructions()
+        return whole
+
     def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
         """Return the limiters of a tool: its own first, then those of its tags, the oldest first.
 
@@ -364,6 +409,8 @@ def _not_a_tool_error(candidate: object) -> MisuseError:
     """Build the error for a value that is not a tool, with a hint how to make one of it."""
     kind = type(candidate).__name__
     how = "use @tool on a function"
+    if hasattr(candidate, "digests"):
+        return MisuseError(f"{kind} are no tools: write Agent(skills=...)")
     if hasattr(candidate, "as_tool"):
         how = "write agent.as_tool(name=...)"
     elif isinstance(candidate, list | tuple):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from agentfsm.mcp import MCPServerError, MemoryPins, Pin, PinFile
-from agentfsm.mcp.trust.pins import ApprovedText
+from agentfsm._lib.pins import ApprovedText
+from agentfsm.mcp import MemoryPins, Pin, PinFile, PinsError
 
 PIN = Pin(start=ApprovedText("run"), items={"tool a": ApprovedText.from_json({"name": "a"})})
 
@@ -48,7 +48,7 @@ def test_a_file_that_is_not_understood(tmp_path, spoil):
     pins.write("a", PIN)
     pins.path.write_text(spoiled := spoil(pins.path.read_text()))
     for attempt in (pins.read, lambda: pins.write("b", PIN)):
-        with pytest.raises(MCPServerError, match="Nothing was overwritten"):
+        with pytest.raises(PinsError, match="Nothing was overwritten"):
             attempt()
     assert pins.path.read_text() == spoiled
 
@@ -67,7 +67,7 @@ def test_writers_at_once_lose_nothing(tmp_path):
 def test_a_file_that_cannot_be_written(tmp_path):
     """A folder that is none is told."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(MCPServerError, match="cannot be stored"):
+    with pytest.raises(PinsError, match="cannot be stored"):
         PinFile(tmp_path / "file" / "pins.json").write("a", PIN)
 
 

@@ -8,8 +8,7 @@ import pytest
 from agentfsm import Agent, MisuseError, Permissions
 from agentfsm.mcp import MemoryPins, PinFile
 from agentfsm.mcp.trust.consent import ConsentGate, summarize_item
-from agentfsm.mcp.trust.pins import build_tool_text
-from agentfsm.mcp.trust.tool_policy import ToolPolicy, describe_call
+from agentfsm.mcp.trust.tool_policy import ToolPolicy, build_tool_text, describe_call
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.listing_server import listed, names, tool
 

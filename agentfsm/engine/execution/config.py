@@ -220,6 +220,7 @@ class EngineConfig(Value):
                 tools=tools,
                 config=short_hash(repr(rest), 8),
                 prompts=self.prompts,
+                skills={} if self.registry.skills is None else self.registry.skills.digests,
             )
             self._fingerprints[key] = known
         return known

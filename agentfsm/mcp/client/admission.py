@@ -11,6 +11,7 @@ import attrs
 import mcp.types as m
 from anyio.lowlevel import checkpoint
 
+from agentfsm._lib.pins import ApprovedText
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
@@ -18,7 +19,7 @@ from agentfsm.mcp.client.server_features import RESOURCE_TOOLS, Listing, build_r
 from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.trust.names import find_hidden_flaw, tool_name
-from agentfsm.mcp.trust.pins import ApprovedText, build_tool_text
+from agentfsm.mcp.trust.tool_policy import build_tool_text
 from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")

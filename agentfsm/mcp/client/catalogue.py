@@ -15,7 +15,7 @@ import mcp.types as m
 from mcp import Client, MCPError
 
 from agentfsm.mcp.connection.lenient_parsing import INVALID_ENTRIES, InvalidEntry
-from agentfsm.mcp.trust.pins import build_tool_text
+from agentfsm.mcp.trust.tool_policy import build_tool_text
 
 # Maximum number of pages of one list: an endless list is not followed.
 MAX_PAGES: Final = 200

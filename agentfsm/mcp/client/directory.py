@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 
+from agentfsm._lib.pins import ApprovedText, Pin, PinFile, Pins
 from agentfsm.core.errors import ModelRetry
 from agentfsm.core.header import short_hash
 from agentfsm.core.labels import Level
@@ -27,7 +28,6 @@ from agentfsm.mcp.connection.transports import StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
 from agentfsm.mcp.trust.names import SERVER_CHARS, derive_server_name, iter_texts
-from agentfsm.mcp.trust.pins import ApprovedText, Pin, PinFile, Pins
 from agentfsm.mcp.trust.server_config import ServerEntry, parse_entry
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import DIGEST_CHARS, Tool, make_tool
@@ -130,7 +130,7 @@ class FoundServers:
         """Restore the approved servers and list the tools of stale ones. An unreachable server has no tools.
 
         Raises:
-            MCPServerError: when the approvals cannot be read.
+            PinsError: when the approvals cannot be read.
         """
         if not self._is_restored:
             prefix = f"{self.name}#"

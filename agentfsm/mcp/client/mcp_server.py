@@ -12,6 +12,7 @@ import httpx2
 import mcp.types as m
 
 from agentfsm._lib.limiter import Limiter
+from agentfsm._lib.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Part
 from agentfsm.mcp.client import server_features
@@ -34,7 +35,6 @@ from agentfsm.mcp.oauth.person_login import LOGIN_TIMEOUT_S, OpenURL
 from agentfsm.mcp.trust.config_variables import AskInput
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
 from agentfsm.mcp.trust.names import SEPARATOR, check_server_name, derive_server_name
-from agentfsm.mcp.trust.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.mcp.trust.server_config import RefusedEntry, load_entries
 from agentfsm.mcp.trust.tool_policy import Confirm, Constraint, ToolPolicy
 from agentfsm.tools.label_rules import LabelRules

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from agentfsm._lib.pins import HASH_CHARS, ApprovedText, Pin, Pins, PinsError, StandingApprovals
 from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
@@ -24,7 +25,6 @@ from agentfsm.core.value import Value
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport, StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.oauth.oauth_settings import OAuth
-from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins, StandingApprovals
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -174,7 +174,10 @@ class ConsentGate:
 
     def load_pin(self) -> Pin | None:
         """Return the server's pin, or None if nothing was approved."""
-        return self.pins.read().get(self.pin_key)
+        try:
+            return self.pins.read().get(self.pin_key)
+        except PinsError as error:
+            raise MCPServerError(str(error)) from error
 
     async def check_start(self, transport: ServerTransport, start: ApprovedText) -> None:
         """Check that the start of the server is approved, asking a person if necessary.
@@ -204,7 +207,10 @@ class ConsentGate:
 
     def _update_pin(self, change: Callable[[Pin], Pin]) -> None:
         """Change the pin as it is now: another process may have changed it since it was read."""
-        self.pins.change(self.pin_key, lambda stored: change(stored or Pin()))
+        try:
+            self.pins.change(self.pin_key, lambda stored: change(stored or Pin()))
+        except PinsError as error:
+            raise MCPServerError(str(error)) from error
 
     def _approval_hint(self) -> str:
         is_file = self.origin is not None and Path(self.origin).is_absolute()  # a directory has a name

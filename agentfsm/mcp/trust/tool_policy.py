@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import mcp.types as m
 
+from agentfsm._lib.pins import ApprovedText
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.messages import JSON
@@ -22,7 +23,6 @@ from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
-from agentfsm.mcp.trust.pins import build_tool_text
 from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
@@ -310,3 +310,17 @@ def describe_call(server: str, listed: m.Tool, arguments: Arguments) -> str:
 def _shorten_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}... ({len(text):,} characters)"
+
+
+def build_tool_text(listed: m.Tool) -> ApprovedText:
+    """Return the text to approve for a tool: its name, title, description, schemas and hints."""
+    said = listed.annotations.model_dump(exclude_none=True, by_alias=True) if listed.annotations else None
+    parts = {
+        "name": listed.name,
+        "title": listed.title,
+        "description": listed.description,
+        "input_schema": listed.input_schema,
+        "output_schema": listed.output_schema,
+        "annotations": said,
+    }
+    return ApprovedText.from_json({name: part for name, part in parts.items() if part is not None})

@@ -1,6 +1,6 @@
-"""Store the approved texts of each server: its start command and its tools, each with a hash.
+"""Store the texts that a person has approved: of an MCP server its start and its tools, of a skill its files.
 
-A server's listing is compared with these texts before it is used. The text is kept beside the hash, so that a change
+What is found later is compared with these texts before it is used. The text is kept beside the hash, so that a change
 can be shown as a diff.
 """
 
@@ -14,19 +14,22 @@ from typing import Any, Final, Protocol
 
 import attrs
 import jiter
-import mcp.types as m
 
 from agentfsm._lib.shared_files import change_file
+from agentfsm.core.errors import AgentError
 from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.errors import MCPServerError
 
 # All of SHA-256: an attacker has unlimited time to search for a collision.
 HASH_CHARS: Final = 64
 # The version of the file's format.
 _VERSION: Final = 1
+
+
+class PinsError(AgentError):
+    """Approvals cannot be read or stored; the message names the file and a remedy."""
 
 
 @attrs.frozen
@@ -52,20 +55,6 @@ class ApprovedText(Value):
         return "\n".join(difflib.unified_diff(*sides, f"{title} as approved", f"{title} now", lineterm="", n=2))
 
 
-def build_tool_text(listed: m.Tool) -> ApprovedText:
-    """Return the text to approve for a tool: its name, title, description, schemas and hints."""
-    said = listed.annotations.model_dump(exclude_none=True, by_alias=True) if listed.annotations else None
-    parts = {
-        "name": listed.name,
-        "title": listed.title,
-        "description": listed.description,
-        "input_schema": listed.input_schema,
-        "output_schema": listed.output_schema,
-        "annotations": said,
-    }
-    return ApprovedText.from_json({name: part for name, part in parts.items() if part is not None})
-
-
 @attrs.frozen(kw_only=True)
 class StandingApprovals(Value):
     """Approvals of a person for all calls of a server's tools."""
@@ -79,14 +68,14 @@ class StandingApprovals(Value):
 
 @attrs.frozen(kw_only=True)
 class Pin(Value):
-    """Approvals of one server."""
+    """Approvals of one server or skill."""
 
     start: ApprovedText | None = None
     """Approved start command or address; None: not approved."""
 
     items: Mapping[str, ApprovedText] = attrs.field(factory=dict)
-    """Approved texts by kind and name: "tool search", "instructions". Items that the server no longer lists are kept,
-    so that a changed one is noticed when it returns.
+    """Approved texts by kind and name: "tool search", "instructions", "file SKILL.md". Items that a server no longer
+    lists are kept, so that a changed one is noticed when it returns.
     """
 
     standing: StandingApprovals = StandingApprovals()
@@ -97,10 +86,10 @@ class Pins(Protocol):
     """Storage for approvals."""
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server key.
+        """Return all pins, by the key of a server or skill.
 
         Raises:
-            MCPServerError: when the pins cannot be read.
+            PinsError: when the pins cannot be read.
         """
         ...
 
@@ -108,7 +97,7 @@ class Pins(Protocol):
         """Store the pin of a server, replacing the earlier one.
 
         Raises:
-            MCPServerError: when the pin cannot be stored.
+            PinsError: when the pin cannot be stored.
         """
         ...
 
@@ -119,7 +108,7 @@ class Pins(Protocol):
         approval of one process does not undo that of another.
 
         Raises:
-            MCPServerError: when the pin cannot be stored.
+            PinsError: when the pin cannot be stored.
         """
         self.write(server, change(self.read().get(server)))
 
@@ -131,7 +120,7 @@ class MemoryPins(Pins):
     _pins: dict[str, Pin] = attrs.field(factory=dict, init=False)
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server key."""
+        """Return all pins, by the key of a server or skill."""
         return dict(self._pins)
 
     def write(self, server: str, pin: Pin) -> None:
@@ -155,33 +144,33 @@ class PinFile(Pins):
     """Path of the file. Default: ~/.agentfsm/mcp-pins.json, which `agentfsm mcp approve` also uses."""
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server key.
+        """Return all pins, by the key of a server or skill.
 
         Raises:
-            MCPServerError: when the file cannot be read, or does not have the expected format.
+            PinsError: when the file cannot be read, or does not have the expected format.
         """
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise MCPServerError(f"the approvals of MCP servers cannot be read: {error}") from error
+            raise PinsError(f"the approvals cannot be read: {error}") from error
         return self._parse(content)
 
     def _parse(self, content: bytes) -> Mapping[str, Pin]:
         try:
             return _parse_file(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MCPServerError(
-                f"the approvals of MCP servers in {self.path} cannot be parsed ({error or 'a part is missing'})."
-                " Nothing was overwritten. Restore a copy, or remove the file and approve the servers again."
+            raise PinsError(
+                f"the approvals in {self.path} cannot be parsed ({error or 'a part is missing'})."
+                " Nothing was overwritten. Restore a copy, or remove the file and approve again."
             ) from error
 
     def write(self, server: str, pin: Pin) -> None:
         """Store the pin of a server.
 
         Raises:
-            MCPServerError: when the file cannot be read or written; it is left unchanged.
+            PinsError: when the file cannot be read or written; it is left unchanged.
         """
         self.change(server, lambda _stored: pin)
 
@@ -189,7 +178,7 @@ class PinFile(Pins):
         """Store the pin that a function makes of the stored one, under a lock between processes.
 
         Raises:
-            MCPServerError: when the file cannot be read or written; it is left unchanged.
+            PinsError: when the file cannot be read or written; it is left unchanged.
         """
 
         def update(content: str | None) -> str:
@@ -199,7 +188,7 @@ class PinFile(Pins):
         try:
             change_file(self.path, update)
         except (OSError, UnicodeError) as error:
-            raise MCPServerError(f"the approval of the MCP server {server!r} cannot be stored: {error}") from error
+            raise PinsError(f"the approval of {server!r} cannot be stored: {error}") from error
 
 
 def _format_file(pins: Mapping[str, Pin]) -> str:
