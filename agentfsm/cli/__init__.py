@@ -18,6 +18,7 @@
     agentfsm keys add | list | remove
     agentfsm memory learn | search | show | release | forget | expire | rebuild | export | import
     agentfsm index add | search | list | remove | rebuild
+    agentfsm skills check | pin
     agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for

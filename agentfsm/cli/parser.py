@@ -130,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_memory(add)
     _add_index(add)
     _add_mcp(add)
+    _add_skills(add)
     _add_prompts(add)
     _add_eval(add)
     _add_rollout(add)
@@ -977,6 +978,19 @@ def _add_setup(add: AddParser) -> None:
     completion.set_defaults(build_parser=build_parser)
     completion.add_argument("shell", choices=[*_SHELLS], help="the shell")
     completion.epilog = "; ".join(f"{shell}: {how}" for shell, how in _SHELLS.items())
+
+
+def _add_skills(add: AddParser) -> None:
+    sub = _add_group(add, "skills", "check folders of skills, or approve them")
+    check = _add_command(sub, "skill_admin:check", text="list the skills of a folder with their flaws", has_store=False)
+    pin = _add_command(
+        sub, "skill_admin:pin", text="show skills as far as not yet approved, and ask for approval", has_store=False
+    )
+    for takes in (check, pin):
+        takes.add_argument("folder", metavar="FOLDER", help="a folder of skills, or a single skill")
+    check.add_argument("--pins", metavar="FILE", help="fail if a skill is not approved in this file")
+    pin.add_argument("--pins", metavar="FILE", default="skill-pins.json", help="the file (default: %(default)s)")
+    pin.add_argument("--yes", action="store_true", help="approve everything without asking")
 
 
 def _add_mcp_client(sub: AddParser) -> None:

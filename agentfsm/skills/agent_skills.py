@@ -23,7 +23,7 @@ from agentfsm.core.value import Value
 from agentfsm.sandbox import Sandbox
 from agentfsm.sandbox.path_jail import PathJail
 from agentfsm.sandbox.process.skill_script import PYTHON, SKILLS_VARIABLE, run_script
-from agentfsm.skills.skill import MAX_FILE_BYTES, SKILL_FILE, Skill, list_folders, read_skill
+from agentfsm.skills.skill import MAX_FILE_BYTES, SKILL_FILE, Skill, find_difference, list_folders, read_skill
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
@@ -104,7 +104,7 @@ class Skills(Value):
             if not isinstance(skill, Skill):
                 flaws = "; ".join(each.message for each in skill if each.severity == "error")
                 raise MisuseError(f"the skill in {folder} cannot be used: {flaws}")
-            why = None if pins is None else _find_difference(skill, pins)
+            why = None if pins is None else find_difference(skill, pins)
             if why is None:
                 found[skill.name] = skill
             else:
@@ -232,16 +232,3 @@ def _describe_run(a: Arguments) -> str:
 
 def _quote(description: str) -> str:
     return json.dumps(description, ensure_ascii=False)
-
-
-def _find_difference(skill: Skill, pins: Mapping[str, Any]) -> str | None:
-    """Return why a skill is not approved, or None."""
-    pin = pins.get(pin_key(skill.name))
-    if pin is None:
-        return "it is not approved; agentfsm skills pin shows it and asks"
-    return None if pin.items == skill.build_pin().items else "it has changed since it was approved"
-
-
-def pin_key(name: str) -> str:
-    """Return the key of a skill's pin."""
-    return f"skill {name}"

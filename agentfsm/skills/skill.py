@@ -103,13 +103,13 @@ class Skill(Value):
         return Pin(items={f"file {path}": text for path, text in texts.items()})
 
 
-def list_folders(place: Path) -> list[Path]:
+def list_folders(place: Path | str) -> list[Path]:
     """Return the folders of skills: the folder itself if it has a `SKILL.md`, else those below it that do not hide.
 
     Raises:
         MisuseError: if there is no such folder, or no skill in it.
     """
-    root = place.expanduser().resolve()
+    root = Path(place).expanduser().resolve()
     if not root.is_dir():
         raise MisuseError(f"there is no folder {str(place)!r} of skills")
     if (root / SKILL_FILE).is_file():
@@ -218,3 +218,16 @@ def _find_warnings(front: Mapping[str, Any], body: str, files: Mapping[str, str]
             yield f"{path} cannot be run: scripts are in {', '.join((PYTHON, *INTERPRETERS))}"
     if front.get("allowed-tools"):
         yield "allowed-tools grants nothing: the program decides what an agent may do"
+
+
+def find_difference(skill: Skill, pins: Mapping[str, Pin]) -> str | None:
+    """Return why a skill is not approved, or None."""
+    pin = pins.get(pin_key(skill.name))
+    if pin is None:
+        return "it is not approved; agentfsm skills pin shows it and asks"
+    return None if pin.items == skill.build_pin().items else "it has changed since it was approved"
+
+
+def pin_key(name: str) -> str:
+    """Return the key of a skill's pin."""
+    return f"skill {name}"

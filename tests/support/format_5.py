@@ -8,7 +8,7 @@ import attrs
 from agentfsm import AssistantMessage, ErrorType, Label, Outcome, Purpose, StopReason, TextPart, ToolResult, Usage
 from agentfsm.core import events as e
 from agentfsm.core.events import PlanKind
-from agentfsm.core.header import Header
+from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Approve, Input
 from agentfsm.core.labels import LabelSource, ToolKind
 from agentfsm.core.messages import NativeReply
@@ -104,6 +104,7 @@ FORMAT_5 = Format(
             (e.Recalled, "profile"),
             (LabelSource, "owner"),
             (Usage, "cache_write_1h_tokens"),
+            (Fingerprint, "skills"),
             (AssistantMessage, "cache_report"),
             Label.USER_DATA,
             StopReason.STOP_CONDITION,
