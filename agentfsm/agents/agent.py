@@ -67,7 +67,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
             such as `WebSearch()`; or a registry, which is then shared.
         skills: Skills, as `Skills("skills/")` of `agentfsm.skills`: folders of instructions that the model reads when
-            it needs them; None for no skills.
+            it needs them.
         instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function, plain or async, that
             returns text; empty for none.
         reminder: Note at the end of each request: text, a prompt, or a function, plain or async, that returns text;

@@ -33,6 +33,7 @@ FURTHER = (
     e.Observed(inputs=(Input(parts=(TextPart(text="Now."),), by="ann"),)),
     e.ApprovalGiven(call_id="t6.1", by="ann", digest="cc", allowance='allow(pay, to="Bob") of r1/t2.0'),
     e.Resumed(renamed={"refund": "give_back"}),
+    e.Resumed(fingerprint=Fingerprint(model="gpt", skills={"pdf": "ab12cd"}), changes=("skill pdf is new",)),
     e.AttemptFailed(
         error="the connection broke",
         usage=Usage(input_tokens=90, output_tokens=12_000, cost_usd=0.12, estimated=True),

@@ -1,0 +1,105 @@
+"""A run that reads a skill and runs its script is killed at each commit: the script has its effect at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+
+from agentfsm import Agent, Limits, PendingKind, RunNotFoundError, State
+from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
+from agentfsm.sandbox import Sandbox, find_isolation
+from agentfsm.skills import Skills
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.crash import connect
+
+SKILL = "---\nname: pay\ndescription: Pays.\n---\nRun scripts/pay.py.\n"
+CALLS = (
+    ProposedCall(id="a", name="read_skill", arguments='{"name": "pay"}'),
+    ProposedCall(id="b", name="run_skill_script", arguments='{"skill": "pay", "script": "scripts/pay.py"}'),
+)
+
+
+class ReadingModel(Model):
+    """Reads the skill, then runs its script, in any process."""
+
+    name = "reading"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Return the next call, or the answer."""
+        turn = len(request.messages) // 2
+        return Reply(calls=(CALLS[turn],)) if turn < len(CALLS) else Reply(text="paid")
+
+
+@pytest.fixture
+def disk_folder() -> Iterator[Path]:
+    """A folder that a sandbox can show: of /dev it shows nothing."""
+    with TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+def agent_in(folder: str) -> Agent:
+    """Return the agent; its script writes into a file, which outlives its processes."""
+    skills, book = Path(folder, "skills"), Path(folder, "book")
+    if not book.exists():
+        (skills / "pay/scripts").mkdir(parents=True)
+        (skills / "pay/SKILL.md").write_text(SKILL)
+        (skills / "pay/scripts/pay.py").write_text(f"open({str(book / 'paid')!r}, 'a').write('paid\\n')")
+        book.mkdir()
+        book.chmod(0o777)  # root's sandboxes write as another user
+    return Agent(
+        ReadingModel(),
+        skills=Skills(skills, trusted=True, sandbox=Sandbox(write=[book])),
+        store=SQLiteStore(str(Path(folder, "runs.db")), connect=connect),
+        limits=Limits(crashes=1_000_000),
+    )
+
+
+async def work(folder: str) -> None:
+    """Drive the run to its end, or until this process is killed; settle a call whose outcome is unknown."""
+    agent = agent_in(folder)
+    try:
+        run = await agent.load("r")
+    except RunNotFoundError:
+        run = await agent.run("Pay", id="r")
+    else:
+        run = run if run.is_over else await agent.resume("r", takeover=True)
+    for item in run.pending:
+        assert item.kind is PendingKind.OUTCOME
+        await agent.settle("r", item.call_id, result="the bank knows")
+        await agent.resume("r")
+    await agent.aclose()
+
+
+async def check(folder: str) -> None:
+    """Check that the run is over, and that it paid at most once."""
+    agent = agent_in(folder)
+    run = await agent.load("r")
+    assert (run.state, run.output) == (State.DONE, "paid")
+    paid, settled = Path(folder, "book/paid"), "the bank knows" in str(run.messages)
+    times = paid.read_text().count("paid") if paid.exists() else 0
+    assert times <= 1
+    assert times or settled  # without the person's word, it was paid
+    await agent.aclose()
+
+
+def test_a_run_with_a_skill_may_be_killed(fork_server, disk_folder):
+    """Before and after each commit."""
+    if find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    for at in count(1):
+        place = disk_folder / str(at)
+        place.mkdir()
+        first = fork_server.run(partial(work, str(place)), kill_at=("commit", at))
+        if first.killed:
+            assert not fork_server.run(partial(work, str(place))).killed
+        anyio.run(check, str(place))
+        if not first.killed:
+            break
+    assert at > 10
