@@ -47,7 +47,13 @@ VENDORS = {
         "testing/clock.py",
     ),  # which anyio does not bring: its system tasks and clock
     "uvicorn": "_lib/web/",
-    "yaml": ("evals/suite_files.py", "mcp/trust/host_documents.py", "openapi/document.py", "readiness/checks.py"),
+    "yaml": (
+        "evals/suite_files.py",
+        "mcp/trust/host_documents.py",
+        "openapi/document.py",
+        "readiness/checks.py",
+        "skills/skill.py",
+    ),
 }
 
 

@@ -77,13 +77,18 @@ async def work(folder: str) -> None:
     await agent.aclose()
 
 
+def times_paid(folder: str) -> int:
+    """Return how often the script had its effect."""
+    paid = Path(folder, "book/paid")
+    return paid.read_text().count("paid") if paid.exists() else 0
+
+
 async def check(folder: str) -> None:
     """Check that the run is over, and that it paid at most once."""
     agent = agent_in(folder)
     run = await agent.load("r")
     assert (run.state, run.output) == (State.DONE, "paid")
-    paid, settled = Path(folder, "book/paid"), "the bank knows" in str(run.messages)
-    times = paid.read_text().count("paid") if paid.exists() else 0
+    times, settled = times_paid(folder), "the bank knows" in str(run.messages)
     assert times <= 1
     assert times or settled  # without the person's word, it was paid
     await agent.aclose()
