@@ -59,11 +59,8 @@ def new_id() -> str:
     return urandom(10).hex()
 
 
-def _as_registry(
-    tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool], agent: attrs.AttrsInstance
-) -> ToolRegistry:
-    registry, skills = ToolRegistry.of(tools), cast("AgentFields[Any]", agent).skills
-    return registry if registry.skills is skills else registry.with_skills(skills)
+def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool]) -> ToolRegistry:
+    return ToolRegistry.of(tools)
 
 
 def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
@@ -211,10 +208,7 @@ class AgentFields(Generic[A_co]):
     them. Their tools are added to `tools`, to a copy of it if that is a registry. None: no skills.
     """
 
-    tools: ToolRegistry = attrs.field(
-        factory=ToolRegistry,
-        converter=attrs.Converter(_as_registry, takes_self=True),  # type: ignore[misc]  # mypy knows functions only
-    )
+    tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
     """Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes, such as
     `WebSearch()`; or a registry, which is then shared.
     """
@@ -353,6 +347,10 @@ class AgentFields(Generic[A_co]):
 
     runs: Runs = attrs.field(init=False, default=attrs.Factory(_build_client, takes_self=True))
     """Client for the runs in the agent's store. It also lists and deletes them."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.tools.skills is not self.skills:
+            object.__setattr__(self, "tools", self.tools.with_skills(self.skills))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
         """Convert a prompt to parts.
