@@ -63,6 +63,16 @@ def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSourc
     return ToolRegistry.of(tools)
 
 
+def _add_skills(
+    skills: SkillSource | None, agent: attrs.AttrsInstance, field: attrs.Attribute[SkillSource | None]
+) -> SkillSource | None:
+    _SKILLS(agent, field, skills)
+    tools = cast("AgentFields[Any]", agent).tools
+    if tools.skills is not skills:
+        object.__setattr__(agent, "tools", tools.with_skills(skills))
+    return skills
+
+
 def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
     if watchers == ():
         return ()
@@ -203,14 +213,17 @@ class AgentFields(Generic[A_co]):
     model: Model = attrs.field(kw_only=False, converter=extras.resolve_model)
     """A `Model`, or a string such as "openai:gpt-5.4-mini"."""
 
-    skills: SkillSource | None = attrs.field(default=None, validator=_SKILLS)
-    """Skills, as `Skills("skills/")` of `agentfsm.skills`: folders of instructions that the model reads when it needs
-    them. Their tools are added to `tools`, to a copy of it if that is a registry. None: no skills.
-    """
-
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
     """Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes, such as
     `WebSearch()`; or a registry, which is then shared.
+    """
+
+    skills: SkillSource | None = attrs.field(
+        default=None,
+        converter=attrs.Converter(_add_skills, takes_self=True, takes_field=True),  # type: ignore[misc]  # mypy knows functions only
+    )
+    """Skills, as `Skills("skills/")` of `agentfsm.skills`: folders of instructions that the model reads when it needs
+    them. Their tools are added to `tools`, to a copy of it if that is a registry. None: no skills.
     """
 
     instructions: Instructions = ""
@@ -347,10 +360,6 @@ class AgentFields(Generic[A_co]):
 
     runs: Runs = attrs.field(init=False, default=attrs.Factory(_build_client, takes_self=True))
     """Client for the runs in the agent's store. It also lists and deletes them."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.tools.skills is not self.skills:
-            object.__setattr__(self, "tools", self.tools.with_skills(self.skills))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
         """Convert a prompt to parts.
