@@ -6,9 +6,16 @@ import httpx
 import openai
 import pytest
 from openai.lib._pydantic import to_strict_json_schema
+from openai.types import chat, responses
+from openai.types.chat import chat_completion_content_part_image_param as image_param
+from openai.types.chat import chat_completion_content_part_input_audio_param as audio_param
+from openai.types.chat import chat_completion_content_part_param as part_param
+from openai.types.chat import chat_completion_content_part_refusal_param as refusal_param
+from openai.types.chat import chat_completion_content_part_text_param as text_param
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 from openai.types.responses import response_create_params as response_params
+from openai.types.responses import response_input_item_param as input_item
 from openai.types.responses.response_text_config_param import ResponseTextConfigParam
 from openai.types.shared_params.reasoning import Reasoning
 from pydantic import BaseModel
@@ -16,6 +23,7 @@ from pydantic import BaseModel
 from agentfsm import Agent, MisuseError, Settings, tool
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.serve.dialects.openai_fields import CHAT, FIELDS, RESPONSES, check_format
+from agentfsm.serve.dialects.openai_items import ITEM_FORMS
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.doc_tables import read_table
@@ -144,6 +152,7 @@ async def test_a_refused_field_is_named(api):
         (CHAT, {"n": True}, "n"),
         (CHAT, {"store": "x"}, "store"),
         (CHAT, {"response_format": {"type": "text", "x": 1}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}, "response_format"),
         (CHAT, {"metadata": {"openai_user": "eve"}}, "metadata"),
         (RESPONSES, {"conversation": ""}, "conversation"),
         (RESPONSES, {"conversation": {}}, "conversation"),
@@ -318,10 +327,113 @@ async def test_images_and_instructions_reach_the_model():
         await client.responses.create(input="How?", **options | {"instructions": "Be long."})
         texts = [message.text for message in agent.model.requests[3].messages]
         assert texts == ["Be brief.\nAnd?", "b", "Why?", "c", "Be long.\nHow?"]
-        for wrong in ([{"type": "input_file", "file_id": "f"}], [{"type": "input_audio"}], []):
+        for wrong in ([{"type": "input_audio"}], []):
             with pytest.raises(openai.BadRequestError) as refused:
                 await client.responses.create(model="shop", input=[{"role": "user", "content": wrong}])
             assert refused.value.param == "input[0]"
+
+
+CHAT_PARTS = {
+    "text": text_param.ChatCompletionContentPartTextParam,
+    "refusal": refusal_param.ChatCompletionContentPartRefusalParam,
+    "image_url": image_param.ChatCompletionContentPartImageParam,
+    "input_audio": audio_param.ChatCompletionContentPartInputAudioParam,
+    "file": part_param.File,
+}
+# OpenAI's types of messages and parts, and the objects in them whose fields are in the table.
+ITEMS = {
+    **{(CHAT, name): kind for name, kind in CHAT_PARTS.items()},
+    (CHAT, "user"): chat.ChatCompletionUserMessageParam,
+    (CHAT, "system"): chat.ChatCompletionSystemMessageParam,
+    (CHAT, "developer"): chat.ChatCompletionDeveloperMessageParam,
+    (CHAT, "assistant"): chat.ChatCompletionAssistantMessageParam,
+    (RESPONSES, "user"): input_item.Message,
+    (RESPONSES, "assistant"): responses.ResponseOutputMessageParam,
+    (RESPONSES, "item_reference"): input_item.ItemReference,
+    (RESPONSES, "input_text"): responses.ResponseInputTextParam,
+    (RESPONSES, "output_text"): responses.ResponseOutputTextParam,
+    (RESPONSES, "refusal"): responses.ResponseOutputRefusalParam,
+    (RESPONSES, "input_image"): responses.ResponseInputImageParam,
+    (RESPONSES, "input_file"): responses.ResponseInputFileParam,
+}
+OBJECTS = {"image_url": image_param.ImageURL, "input_audio": audio_param.InputAudio, "file": part_param.FileFile}
+
+
+def test_the_forms_have_each_field_of_the_client():
+    """Of messages and their parts, as the table of the page has them."""
+    forms = {(form.api, form.name): {*form.honoured, *form.echoed, *form.refused} for form in ITEM_FORMS}
+    for key, kind in ITEMS.items():
+        wanted = set(typing.get_type_hints(kind))
+        if key[0] == CHAT and key[1] in OBJECTS:
+            wanted |= {f"{key[1]}.{each}" for each in typing.get_type_hints(OBJECTS[key[1]])}
+            wanted.discard(key[1])
+        assert wanted <= forms[key], key
+    paths = {CHAT: "chat", RESPONSES: "responses"}
+
+    def show(fields):
+        return ", ".join(f"`{each}`" for each in fields) or "-"
+
+    rows = [
+        [
+            f"`{form.name}`",
+            paths[form.api],
+            show(form.honoured),
+            show(form.echoed),
+            "; ".join(f"`{name}`: {why}" for name, why in form.refused.items()) or "-",
+        ]
+        for form in ITEM_FORMS
+    ]
+    assert read_table("dialects.md", "message or part | endpoint | honoured") == rows
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}", "x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("api", "message", "param"),
+    [
+        (CHAT, {"foo": 1}, "foo"),
+        (CHAT, {"name": 5}, "name"),
+        (CHAT, {"content": [{"type": "text", "text": "hi", "x": None}]}, "content[0].x"),
+        (CHAT, {"content": [{"type": "text", "text": "hi"}, IMAGE]}, "content[1].image_url.x"),
+        (CHAT, {"content": [{"type": "file", "file": {"file_id": "f"}}]}, "content[0].file.file_id"),
+        (CHAT, {"role": "assistant", "audio": {"id": "a"}}, "audio"),
+        (RESPONSES, {"name": "ann"}, "name"),
+        (RESPONSES, {"role": "tool"}, ""),
+        (RESPONSES, {"content": [{"type": "input_text", "text": "hi", "x": 1}]}, "content[0].x"),
+        (RESPONSES, {"content": [{"type": "input_file", "file_id": "f"}]}, "content[0].file_id"),
+        (RESPONSES, {"content": [{"type": "input_file", "file_data": "a", "file_url": "b"}]}, ""),
+        (RESPONSES, {"type": "item_reference", "id": "msg_1", "x": 1}, "x"),
+    ],
+)
+async def test_fields_of_messages_are_not_ignored(api, message, param):
+    """One that is not known is refused by its path, also in an earlier message, and starts no run."""
+    agent = shop()
+    async with serving(agent) as server:
+        name, last = "input" if api == RESPONSES else "messages", {"role": "user", "content": "hi"}
+        given = message if "type" in message else {**last, **message}
+        answer = await server.post(api, json={"model": "shop", name: [given, last]})
+        assert answer.json()["error"]["param"] == f"{name}[0].{param}".rstrip(".")
+        assert answer.status_code == 400
+    assert not agent.model.requests
+
+
+async def test_echoes_of_answers_are_taken():
+    """As the client returns them, with the fields that describe them; names of speakers reach the model."""
+    agent = shop(*["b", "c"] * 2)
+    async with serving(agent) as server, client_of(server) as client:
+        reply = (await client.chat.completions.create(**ask("a"))).choices[0].message.model_dump()
+        echo = {**reply, "annotations": [], "reasoning_content": "so"}
+        names = [{"role": "user", "name": "ann", "content": "a"}, echo, {**echo, "name": "eve"}]
+        messages = [{"role": "system", "name": "boss", "content": "Be brief."}, *names]
+        await client.chat.completions.create(model="shop", messages=[*messages, {**names[0], "name": "bob"}])
+        texts = [message.text for message in agent.model.requests[1].messages]
+        assert texts == ["boss:\nBe brief.\nann:\na", "b", "eve:\nb", "bob:\na"]
+        first = await client.responses.create(model="shop", input="a")
+        items = [{"role": "user", "content": "a"}, *[each.model_dump() for each in first.output]]
+        items[1] |= {"phase": "final_answer"}
+        await client.responses.create(model="shop", input=[*items, {"role": "user", "status": None, "content": "d"}])
+        assert [message.text for message in agent.model.requests[3].messages] == ["a", "b", "d"]
 
 
 # As the front ends send them by default; Open WebUI's chat id comes with ENABLE_FORWARD_USER_INFO_HEADERS.

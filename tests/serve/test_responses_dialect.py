@@ -255,3 +255,15 @@ async def test_the_ai_sdk_is_told_of_waits_and_failures(sdk, how):
     async with serving(failing) as server:
         failed = await sdk(server, "openai", how, prompt="pay")
         assert "ended without an answer" in failed["error"]
+
+
+async def test_a_response_is_deleted():
+    """By a key that may delete runs; any other is told which scope that needs."""
+    async with serving(shop("a")) as server, client_of(server) as client, client_of(server, "ann//run+admin") as admin:
+        response = await client.responses.create(model="shop", input="go")
+        with pytest.raises(openai.PermissionDeniedError, match="scope 'admin'"):
+            await client.responses.delete(response.id)
+        await admin.responses.delete(response.id)
+        for again in (admin.responses.delete, client.responses.retrieve):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                await again(response.id)

@@ -12,17 +12,11 @@ from starlette.responses import JSONResponse, Response
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.models.openai.conversion import read_message_text
 from agentfsm.serve.bodies import RequestBody
-from agentfsm.serve.dialects.answers import Answer, AnswerEncoder, AnswerStatus, read_answer, write_answer
+from agentfsm.serve.dialects.answers import Answer, AnswerStatus
 from agentfsm.serve.dialects.chat_tasks import answer_task
-from agentfsm.serve.dialects.openai_fields import CHAT, RefusedFieldError, read_terms
-from agentfsm.serve.dialects.openai_turns import (
-    OpenAIBody,
-    find_conversation,
-    read_messages,
-    refuse_openai,
-    take_turn,
-    wait_with_client,
-)
+from agentfsm.serve.dialects.openai_fields import CHAT
+from agentfsm.serve.dialects.openai_items import check_message
+from agentfsm.serve.dialects.openai_turns import Asked, OpenAIBody, answer_request, read_messages, refuse_openai
 from agentfsm.serve.dialects.responses import RESPONSE_ENDPOINTS
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.journal_feeds import to_json
@@ -60,34 +54,22 @@ async def complete_chat(
     gateway: Gateway, request: Request, caller: Caller, body: ChatBody
 ) -> Response | RunEventStream:
     """Answer as OpenAI's chat completions: start a run, or continue the conversation."""
-    if body.model not in gateway.agents:
-        return refuse_openai(404, "model_not_found", f"there is no model {body.model!r}: see /v1/models", param="model")
-    try:
-        terms = read_terms(CHAT, gateway.agents[body.model], body.model_dump(exclude_unset=True))
-        texts = [(str(each.get("role")), read_message_text(each.get("content"))) for each in body.messages]
-        task = answer_task(texts)
-        items = ((f"messages[{place}]", each) for place, each in enumerate(body.messages))
-        said = read_messages(items) if task is None else None
-    except RefusedFieldError as error:
-        return refuse_openai(400, "unsupported_parameter", str(error), param=error.param)
-    writer = ChatWriter(model=body.model, run_id=new_id())
-    if body.stream_options is not None:
-        writer.includes_usage = body.stream_options.include_usage is True
-    if said is None:
-        answer = Answer(text=task or "")
-        if not body.stream:
-            return writer.build_response(answer, is_formed=False)
-        return Response(write_answer(writer, answer), media_type="text/event-stream")
-    conversation = find_conversation(request, body)
-    turn = await take_turn(gateway, request, caller, body=body, terms=terms, said=said, conversation=conversation)
-    writer.run_id = turn.run_id
-    if body.stream:
-        encoder = AnswerEncoder(
-            run_id=turn.run_id, writer=writer, decode=gateway.attach_decoder, is_formed=terms.is_formed
-        )
-        return await gateway.open_stream(turn.run_id, turn.versions, encoder)
-    answer = read_answer(await wait_with_client(gateway, request, turn.run_id))
-    return writer.build_response(answer, is_formed=terms.is_formed)
+    return await answer_request(gateway, request, caller, body, api=CHAT, read=_read, begin=_begin)
+
+
+async def _read(_gateway: Gateway, _caller: Caller, body: ChatBody) -> Asked:
+    items = [(f"messages[{place}]", each) for place, each in enumerate(body.messages)]
+    for path, each in items:
+        if each.get("role") not in ("tool", "function"):
+            check_message(CHAT, path, each)
+    task = answer_task([(str(each.get("role")), read_message_text(each.get("content"))) for each in body.messages])
+    return Asked(said=read_messages(items) if task is None else None, task=task or "")
+
+
+async def _begin(_gateway: Gateway, body: ChatBody, run_id: str | None) -> ChatWriter:
+    options = body.stream_options
+    has_usage = options is not None and options.include_usage is True
+    return ChatWriter(model=body.model, run_id=run_id or new_id(), includes_usage=has_usage)
 
 
 async def list_models(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:

@@ -304,6 +304,8 @@ def check_format(agent: Agent[Any], name: str, asked: Any) -> bool:
         schema = given.get("schema") if isinstance(given, Mapping) else None
         if not isinstance(schema, Mapping):
             raise RefusedFieldError(name, f"{name} has no schema")
+        if more := {*asked, *given} - {"type", "json_schema", "name", "description", "strict", "schema"}:
+            raise RefusedFieldError(name, f"{name} is refused: it has no field {min(map(str, more))[:40]!r}")
         try:
             fits = _Cover(asked_root=schema, own_root=form.schema).covers(schema, own)
         except RecursionError:
@@ -314,6 +316,8 @@ def check_format(agent: Agent[Any], name: str, asked: Any) -> bool:
             f"{name} ({kind}) is refused: not every answer of {agent.name} fits it, and its form is set where the "
             "agent is defined, as output_type=; leave it out, or send the schema of that type",
         )
+    if kind == "json_object" and len(asked) > 1:
+        raise RefusedFieldError(name, f"{name} is refused: the type json_object stands alone")
     return True
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, TypeVar
 
 import anyio
 import attrs
@@ -25,8 +25,9 @@ from agentfsm.core.value import Value
 from agentfsm.models.openai.conversion import from_openai
 from agentfsm.ports.store import Filter
 from agentfsm.serve.bodies import RequestBody
+from agentfsm.serve.dialects.answers import Answer, AnswerEncoder, AnswerWriter, read_answer, write_answer
 from agentfsm.serve.dialects.conversations import Turn, find_latest_run, say, was_said
-from agentfsm.serve.dialects.openai_fields import KEPT, RefusedFieldError, RequestTerms
+from agentfsm.serve.dialects.openai_fields import KEPT, RefusedFieldError, RequestTerms, read_terms
 from agentfsm.serve.queries import read_traceparent
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
+    from agentfsm.serve.event_stream import RunEventStream
     from agentfsm.serve.gateway import Gateway
 
 # Headers that name the conversation, in the order in which they count.
@@ -84,6 +86,9 @@ class Said(Value):
     prompt: tuple[Part, ...]
     """The last message, which is the user's."""
 
+    speaker: str = ""
+    """Name of who said it, which stands before it unless it answers a question; empty if it has none."""
+
     history: tuple[Message, ...] = ()
     """The messages before it."""
 
@@ -94,10 +99,19 @@ class Said(Value):
     """All instructions, those of the history included."""
 
     @property
+    def words(self) -> tuple[Part, ...]:
+        """The prompt, after the name of its speaker."""
+        return (*_name_speaker(self.speaker), *self.prompt)
+
+    @property
     def answer(self) -> str | None:
         """The prompt as the answer to a question; None if it is not a text."""
         texts = [part.text for part in self.prompt if isinstance(part, TextPart)]
         return "\n".join(texts) if len(texts) == len(self.prompt) else None
+
+
+def _name_speaker(name: str) -> tuple[TextPart, ...]:
+    return (TextPart(text=f"{name}:"),) if name else ()
 
 
 def read_messages(messages: Iterable[tuple[str, Mapping[str, Any]]]) -> Said:
@@ -114,31 +128,42 @@ def read_messages(messages: Iterable[tuple[str, Mapping[str, Any]]]) -> Said:
     before: list[Part] = []  # words that stand before those of the next message of the user
     prompt: tuple[Part, ...] = ()
     opening: tuple[Part, ...] = ()
-    role, path = None, "messages"
+    role, path, speaker = None, "messages", ""
     for path, fields in messages:
         role = fields.get("role")
         if role in ("tool", "function"):
             continue
-        kept = ("role", "content", "refusal") if role == "assistant" else tuple(fields)
+        speaker = fields.get("name") or ""
+        if not isinstance(speaker, str):
+            raise RefusedFieldError(f"{path}.name", f"{path}.name is refused: it must be a text")
         try:
-            [message, *_] = from_openai([{name: fields[name] for name in kept if name in fields}]) or [None]
+            content = {name: fields[name] for name in ("role", "content", "refusal") if name in fields}
+            [message, *_] = from_openai([content]) or [None]
         except MisuseError as error:
             raise RefusedFieldError(path, f"{path} is refused: {str(error).removeprefix('messages[0]: ')}") from None
-        prompt = ()
+        prompt, named = (), _name_speaker(speaker)
         if isinstance(message, UserMessage):
             prompt, opening, before = message.parts, tuple(before), []
-            history.append(attrs.evolve(message, parts=(*opening, *prompt)))
+            history.append(attrs.evolve(message, parts=(*opening, *named, *prompt)))
         elif isinstance(message, AssistantMessage):
-            history.append(message)
+            text = "\n".join([*[part.text for part in named], message.text])
+            history.append(attrs.evolve(message, text=text))
         elif message is not None:
-            instructions.append(text := getattr(message, "text", ""))
+            text = "\n".join([*[part.text for part in named], getattr(message, "text", "")])
+            instructions.append(text)
             before.append(TextPart(text=text))
     if role != "user":
         raise RefusedFieldError(path, f"{path} is refused: the last message must be the user's")
     if not prompt:
         raise RefusedFieldError(path, f"{path} is refused: it is empty")
     check_part_count(prompt)
-    return Said(prompt=prompt, history=tuple(history[:-1]), opening=opening, instructions="\n\n".join(instructions))
+    return Said(
+        prompt=prompt,
+        speaker=speaker,
+        history=tuple(history[:-1]),
+        opening=opening,
+        instructions="\n\n".join(instructions),
+    )
 
 
 def find_conversation(request: Request, body: OpenAIBody, named: object = None) -> str | None:
@@ -193,7 +218,7 @@ async def take_turn(
     if conversation is None and previous is None:
         started, _ = await gateway.start_run(
             caller,
-            (*said.opening, *said.prompt),
+            (*said.opening, *said.words),
             agent=body.model,
             messages=said.history,
             settings=terms.settings,
@@ -202,7 +227,7 @@ async def take_turn(
             traceparent=read_traceparent(request),
         )
         return Turn(run_id=started.id, versions={})
-    prompt = said.prompt
+    prompt = said.words
     if said.instructions:
         metadata[INSTRUCTIONS_HASH] = hashlib.sha256(said.instructions.encode()).hexdigest()
         known = None if key is None else (await gateway.find_keyed_run(caller, key))[1]
@@ -247,6 +272,93 @@ async def _find_request(gateway: Gateway, caller: Caller, latest: Run | None, di
         if caller.can_see(header) and header.metadata.get(REQUEST_HASH) == digest:
             return row.id
     return None
+
+
+class TurnWriter(AnswerWriter, Protocol):
+    """Writes the answer to a request as events, or whole."""
+
+    def build_response(self, answer: Answer, /, *, is_formed: bool) -> Response:
+        """Return the whole answer."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Asked(Value):
+    """What a request says, and where it goes on."""
+
+    said: Said | None
+    """Its messages; None for a front end's own request, which is answered without a run."""
+
+    task: str = ""
+    """The answer to such a request."""
+
+    conversation: str | None = None
+    """Name of the conversation, as far as the messages have it."""
+
+    previous: Run | None = None
+    """The run after which it goes on, instead of a conversation."""
+
+    in_background: bool = False
+    """Whether to answer before the run is over."""
+
+
+_Body = TypeVar("_Body", bound=OpenAIBody)
+
+
+async def answer_request(
+    gateway: Gateway,
+    request: Request,
+    caller: Caller,
+    body: _Body,
+    *,
+    api: str,
+    read: Callable[[Gateway, Caller, _Body], Awaitable[Asked]],
+    begin: Callable[[Gateway, _Body, str | None], Awaitable[TurnWriter]],
+) -> Response | RunEventStream:
+    """Answer a request, whole or as events.
+
+    Args:
+        gateway: The gateway.
+        request: The request.
+        caller: The caller.
+        body: Its body.
+        api: Path of the endpoint.
+        read: Reads what the request says.
+        begin: Returns the writer of the answer, for the id of the run; for None of a new answer without a run.
+    """
+    if body.model not in gateway.agents:
+        return refuse_openai(404, "model_not_found", f"there is no model {body.model!r}: see /v1/models", param="model")
+    try:
+        terms = read_terms(api, gateway.agents[body.model], body.model_dump(exclude_unset=True))
+        asked = await read(gateway, caller, body)
+    except RefusedFieldError as error:
+        return refuse_openai(400, "unsupported_parameter", str(error), param=error.param)
+    if asked.said is None:
+        writer, answer = await begin(gateway, body, None), Answer(text=asked.task)
+        if body.stream:
+            return Response(write_answer(writer, answer), media_type="text/event-stream")
+        return writer.build_response(answer, is_formed=False)
+    turn = await take_turn(
+        gateway,
+        request,
+        caller,
+        body=body,
+        terms=terms,
+        said=asked.said,
+        conversation=find_conversation(request, body, asked.conversation) if asked.previous is None else None,
+        previous=asked.previous,
+    )
+    writer = await begin(gateway, body, turn.run_id)
+    if body.stream:
+        encoder = AnswerEncoder(
+            run_id=turn.run_id, writer=writer, decode=gateway.attach_decoder, is_formed=terms.is_formed
+        )
+        return await gateway.open_stream(turn.run_id, turn.versions, encoder)
+    if asked.in_background:
+        run = await gateway.wait_for(turn.run_id, 0)
+    else:
+        run = await wait_with_client(gateway, request, turn.run_id)
+    return writer.build_response(read_answer(run), is_formed=terms.is_formed)
 
 
 async def wait_with_client(gateway: Gateway, request: Request, run_id: str) -> Run:

@@ -16,16 +16,17 @@ from agentfsm.core.messages import AssistantMessage
 from agentfsm.models.openai.conversion import read_message_text
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import EmptyBody
-from agentfsm.serve.dialects.answers import Answer, AnswerEncoder, AnswerStatus, read_answer, write_answer
+from agentfsm.serve.dialects.answers import Answer, AnswerStatus, read_answer
 from agentfsm.serve.dialects.chat_tasks import answer_task
-from agentfsm.serve.dialects.openai_fields import KEPT, RESPONSES, RefusedFieldError, read_terms
+from agentfsm.serve.dialects.openai_fields import KEPT, RESPONSES, RefusedFieldError
+from agentfsm.serve.dialects.openai_items import check_item, check_message
 from agentfsm.serve.dialects.openai_turns import (
+    Asked,
     OpenAIBody,
     Said,
-    find_conversation,
+    answer_request,
     read_messages,
     refuse_openai,
-    take_turn,
     wait_with_client,
 )
 from agentfsm.serve.endpoints import Endpoint
@@ -73,39 +74,30 @@ async def create_response(
     gateway: Gateway, request: Request, caller: Caller, body: ResponseBody
 ) -> Response | RunEventStream:
     """Answer as OpenAI's Responses: start a run, or continue a response or a conversation."""
-    if body.model not in gateway.agents:
-        return refuse_openai(404, "model_not_found", f"there is no model {body.model!r}: see /v1/models", param="model")
-    try:
-        terms = read_terms(RESPONSES, gateway.agents[body.model], body.model_dump(exclude_unset=True))
-        items = await _read_items(gateway, caller, body)
-        previous = await _find_previous(gateway, caller, body)
-        named = _read_conversation_name(body.conversation)
-        task = answer_task([(str(each.get("role")), read_message_text(each.get("content"))) for _, each in items])
-        said = read_messages(items) if task is None else None
-        if said is not None and (previous is not None or body.conversation is not None):
-            said = _join_new(said)
-    except RefusedFieldError as error:
-        return refuse_openai(400, "unsupported_parameter", str(error), param=error.param)
-    if said is None:
-        answer, head = Answer(text=task or ""), _build_head(new_id(), body.model, time.time())
-        if body.stream:
-            return Response(write_answer(ResponseWriter(head=head), answer), media_type="text/event-stream")
-        return JSONResponse(_build_document(head, answer, is_formed=False))
-    conversation = find_conversation(request, body, named) if previous is None else None
-    turn = await take_turn(
-        gateway, request, caller, body=body, terms=terms, said=said, conversation=conversation, previous=previous
+    return await answer_request(gateway, request, caller, body, api=RESPONSES, read=_read, begin=_begin)
+
+
+async def _read(gateway: Gateway, caller: Caller, body: ResponseBody) -> Asked:
+    items = await _read_items(gateway, caller, body)
+    previous = await _find_previous(gateway, caller, body)
+    conversation = _read_conversation_name(body.conversation)
+    task = answer_task([(str(each.get("role")), read_message_text(each.get("content"))) for _, each in items])
+    said = read_messages(items) if task is None else None
+    if said is not None and (previous is not None or conversation is not None):
+        said = _join_new(said)
+    return Asked(
+        said=said,
+        task=task or "",
+        conversation=conversation,
+        previous=previous,
+        in_background=body.background is True,
     )
-    if body.stream:
-        writer = ResponseWriter(head=_describe(await gateway.runs.header(turn.run_id)))
-        encoder = AnswerEncoder(
-            run_id=turn.run_id, writer=writer, decode=gateway.attach_decoder, is_formed=terms.is_formed
-        )
-        return await gateway.open_stream(turn.run_id, turn.versions, encoder)
-    if body.background:
-        run = await gateway.wait_for(turn.run_id, 0)
-    else:
-        run = await wait_with_client(gateway, request, turn.run_id)
-    return _answer(run, is_formed=terms.is_formed)
+
+
+async def _begin(gateway: Gateway, body: ResponseBody, run_id: str | None) -> ResponseWriter:
+    if run_id is None:
+        return ResponseWriter(head=_build_head(new_id(), body.model, time.time()))
+    return ResponseWriter(head=_describe(await gateway.runs.header(run_id)))
 
 
 async def get_response(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -114,14 +106,22 @@ async def get_response(gateway: Gateway, request: Request, caller: Caller, _body
     if request.query_params.get("stream", "false") != "false":
         text = f"a response that was created is not streamed: see GET /v1/runs/{header.id}/events"
         return refuse_openai(400, "unsupported_parameter", text, param="stream")
-    return _answer(await gateway.wait_for(header.id, 0), is_formed=False)
+    return _answer(await gateway.wait_for(header.id, 0))
 
 
 async def cancel_response(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
     """Cancel the run of a response, and return the response once it is over."""
     header = await _open_response(gateway, caller, request.path_params["response_id"])
     await cancel_run(gateway, caller, header.id)
-    return _answer(await wait_with_client(gateway, request, header.id), is_formed=False)
+    return _answer(await wait_with_client(gateway, request, header.id))
+
+
+async def delete_response(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Delete the run of a response, which no worker executes, with the runs of its sub-agents."""
+    response_id = request.path_params["response_id"]
+    header = await _open_response(gateway, caller, response_id)
+    await gateway.runs.delete(header.id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 async def _open_response(gateway: Gateway, caller: Caller, response_id: str) -> Header:
@@ -187,8 +187,10 @@ async def _read_items(gateway: Gateway, caller: Caller, body: ResponseBody) -> l
     for place, item in enumerate(body.input):
         path, kind = f"input[{place}]", str(item.get("type", "message"))
         if kind == "message":
+            check_message(RESPONSES, path, item)
             items.append((path, {**item, "content": _read_content(path, item.get("content"))}))
         elif kind == "item_reference":
+            check_item(RESPONSES, path, kind, item)
             items.append((path, {"role": "assistant", "content": await _find_text(gateway, caller, path, item)}))
         elif kind.endswith(_CALL_ENDINGS):
             items.append((path, {"role": "tool"}))
@@ -219,6 +221,8 @@ def _read_content(path: str, content: Any) -> Any:
         elif kind == "input_image" and part.get("image_url") is not None:
             detail = part.get("detail") or "auto"
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"], "detail": detail}})
+        elif kind == "input_file" and part.get("file_url") and part.get("file_data"):
+            raise RefusedFieldError(path, f"{path} is refused: a file with file_url and file_data: send one of them")
         elif kind == "input_file" and (url := part.get("file_url") or part.get("file_data")) is not None:
             parts.append({"type": "file", "file": {"file_data": url, "filename": part.get("filename") or ""}})
         else:
@@ -255,8 +259,8 @@ _STATUSES: Final = {
 }
 
 
-def _answer(run: Run, *, is_formed: bool) -> Response:
-    return JSONResponse(_build_document(_describe(run.header), read_answer(run), is_formed=is_formed))
+def _answer(run: Run) -> Response:
+    return JSONResponse(_build_document(_describe(run.header), read_answer(run), is_formed=False))
 
 
 def _describe(header: Header) -> dict[str, Any]:
@@ -350,6 +354,10 @@ class ResponseWriter:
     _text: str = attrs.field(default="", init=False)
     _is_refusal: bool = attrs.field(default=False, init=False)
 
+    def build_response(self, answer: Answer, *, is_formed: bool) -> Response:
+        """Return the whole response."""
+        return JSONResponse(_build_document(self.head, answer, is_formed=is_formed))
+
     def write_start(self) -> str:
         """Write the response, without an answer."""
         response = {**self.head, "status": "in_progress", "output": [], "usage": None}
@@ -413,6 +421,7 @@ RESPONSE_ENDPOINTS: Final = (
         refuse=refuse_openai,
     ),
     Endpoint(method="GET", path=_RESPONSE, handler=get_response, query=("stream",), refuse=refuse_openai),
+    Endpoint(method="DELETE", path=_RESPONSE, handler=delete_response, scope="admin", refuse=refuse_openai),
     Endpoint(
         method="POST",
         path=f"{_RESPONSE}/cancel",
