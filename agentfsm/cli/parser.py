@@ -178,6 +178,15 @@ def _add_command(
     return added
 
 
+def _add_identity(takes: argparse.ArgumentParser) -> None:
+    """Add the options of whom the runs work for: tools have their permissions by it, and roll-outs their targets."""
+    takes.add_argument("--user", metavar="NAME", help="user on whose behalf the runs work")
+    takes.add_argument("--tenant", metavar="NAME", help="tenant that the user belongs to")
+    takes.add_argument(
+        "--role", metavar="NAME", action="append", default=[], help="role of the user; may be given several times"
+    )
+
+
 def _add_execute(add: AddParser) -> None:
     demo = _add_command(add, "execute:demo", text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
@@ -191,7 +200,7 @@ def _add_execute(add: AddParser) -> None:
     chosen.add_argument(
         "--continue", dest="continues", action="store_true", help="continue the newest conversation with this agent"
     )
-    talk.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
+    _add_identity(talk)
     editor = _add_command(
         add, "acp:serve", name="acp", text="serve an agent to an editor, over the Agent Client Protocol"
     )
@@ -208,7 +217,7 @@ def _add_execute(add: AddParser) -> None:
             help="id of the run (default: a random one); repeating an id with the same prompt continues that run",
         )
         starts.add_argument("--session", help="continue this conversation")
-        starts.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
+        _add_identity(starts)
         starts.add_argument("--messages", metavar="FILE", help="earlier messages, a JSON list in OpenAI's format")
         starts.add_argument(
             "--metadata",
@@ -616,11 +625,7 @@ def _add_schedule(add: AddParser) -> None:
         default="latest",
         help="which times without a worker are made up for (default: %(default)s)",
     )
-    added.add_argument("--user", metavar="NAME", help="user on whose behalf the runs work")
-    added.add_argument("--tenant", metavar="NAME", help="tenant that the user belongs to")
-    added.add_argument(
-        "--role", metavar="NAME", action="append", default=[], help="role of the user; may be given several times"
-    )
+    _add_identity(added)
     added.add_argument(
         "--metadata",
         metavar="KEY=VALUE",

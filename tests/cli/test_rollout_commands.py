@@ -1,5 +1,6 @@
 """`agentfsm rollout` and `agentfsm release`: the whole way of a release, from the terminal."""
 
+import io
 import sys
 from contextlib import aclosing
 
@@ -73,6 +74,19 @@ def test_a_run_is_resumed_with_the_release_that_it_was_begun_with(here):
     here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
     here("run", "shop:only_old", "go", code=2)
     assert "does not have release '2.0.0' of agent 'billing', it has '1.0.0'" in here.err
+
+
+def test_a_target_gets_its_arm(here, monkeypatch):
+    """By role and tenant, whatever the weights are, of runs, submitted runs and conversations."""
+    here("rollout", "start", "shop:rollout", "old=100", "--target", "new:role=tester,tenant=acme", "--reason", "x")
+    aim = ("--user", "ann", "--tenant", "acme", "--role", "tester")
+    assert here("run", "shop:rollout", "go", *aim).strip() == "new"
+    assert here("run", "shop:rollout", "go", *aim[:4]).strip() == "old"
+    run = here.json("show", here("submit", "shop:rollout", "go", *aim).strip())
+    assert (run["release"], run["user"]) == ("2.0.0", "ann")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/retry\n"))
+    assert here("chat", "shop:rollout", "--session", "s", *aim).split() == ["new", "new"]
+    assert "--session 's~2' --user ann --tenant acme --role tester" in here.err
 
 
 def test_a_release_that_was_changed_in_place_resumes_no_run(here):

@@ -83,7 +83,15 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
     found, location = resolve_agent_or_rollout(args, terminal)
     if isinstance(found, Agent):
         return found, location, StartOptions()
-    choose = partial(found.choose, session=args.session, user=args.user, id=args.id, metadata=dict(args.metadata))
+    choose = partial(
+        found.choose,
+        session=args.session,
+        user=args.user,
+        tenant=args.tenant,
+        roles=args.role,
+        id=args.id,
+        metadata=dict(args.metadata),
+    )
     agent, options = anyio.run(choose)
     return agent, location, options
 
@@ -96,7 +104,13 @@ def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) ->
     """
     history = None if args.messages is None else admit_messages(_load_messages(args.messages), user_name())
     given = StartOptions(
-        id=args.id, session=args.session, user=args.user, messages=history, metadata=dict(args.metadata)
+        id=args.id,
+        session=args.session,
+        user=args.user,
+        tenant=args.tenant,
+        roles=args.role,
+        messages=history,
+        metadata=dict(args.metadata),
     )
     given.update(options)
     run = agent.start(admit(args.prompt, user_name()), **given)
@@ -243,6 +257,8 @@ def chat(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         store_location=location,
         session=session or build_session_name(agent),
         user=args.user,
+        tenant=args.tenant,
+        roles=args.role,
         target=join_target(args.agent, args.mcp),
     ).chat()
 

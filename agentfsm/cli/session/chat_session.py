@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
+    from agentfsm.agents.runs import Prompt
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
@@ -80,6 +81,12 @@ class ChatSession:
     user: str | None = None
     """User of the runs; None if not given."""
 
+    tenant: str | None = None
+    """Tenant of the user; None if not given."""
+
+    roles: Sequence[str] = ()
+    """Roles of the user."""
+
     target: str
     """Target of the agent, for the command that continues the session."""
 
@@ -123,7 +130,8 @@ class ChatSession:
         return ExitCode.DONE if self.is_interactive else self.exit_code
 
     def _build_command(self) -> str:
-        user = "" if self.user is None else f" --user {shlex.quote(self.user)}"
+        given = [("--user", self.user), ("--tenant", self.tenant), *[("--role", role) for role in self.roles]]
+        user = "".join([f" {name} {shlex.quote(value)}" for name, value in given if value is not None])
         hint = build_hint(self.last, self.agent, self.store_location) if self.last is not None else None
         command = f"chat {self.target} --session {shlex.quote(self.session)}{user}"
         return hint.build(command) if hint is not None else command
@@ -148,16 +156,21 @@ class ChatSession:
         """Return the next line of stdin; None at its end."""
         return sys.stdin.readline() or None
 
+    def _start(self, prompt: Prompt, after: Run | None = None) -> Run:
+        """Begin a run of the session, of the arm of its user if there is a roll-out."""
+        given = StartOptions(session=self.session, user=self.user, tenant=self.tenant, roles=self.roles)
+        if self.rollout is None:
+            return self.agent.start(prompt, after=after, **given)
+        self.agent, options = self._run(self.rollout.choose, **given)
+        return self.agent.start(prompt, after=after, **{**given, **options})
+
     def _handle(self, text: str) -> None:
         try:
             if (found := _COMMAND.fullmatch(text)) is not None:
                 self._execute_command(found[1], (found[2] or "").strip())
             elif self.last is None or self.last.is_over:
                 prompt = admit(text, user_name())
-                options = StartOptions(session=self.session, user=self.user)
-                if self.rollout is not None:
-                    self.agent, options = self._run(self.rollout.choose, session=self.session, user=self.user)
-                self._reply(self.agent.start(prompt, **options))
+                self._reply(self._start(prompt))
             elif any(item.kind is PendingKind.INPUT for item in self.last.pending):
                 self._run(self.agent.send, self.last.id, admit(text, user_name()))
                 self._reply(self.last)
@@ -363,7 +376,7 @@ class ChatSession:
         elif not run.is_over:
             self._reply(run)
         elif run.state is not State.DONE:  # its calls stay in the history, so that none is made twice unknowingly
-            self._reply(self.agent.start(run.header.prompt, session=self.session, user=self.user))
+            self._reply(self._start(run.header.prompt))
         elif self._may_repeat(run):
             self._branch(run)
 
@@ -390,7 +403,7 @@ class ChatSession:
             count += 1
             self.session = f"{base}~{count}"
         self.view.show_note(f"The earlier answer stays in its session. This one is session {self.session}.")
-        self._reply(self.agent.start(run.header.prompt, after=before, session=self.session, user=self.user))
+        self._reply(self._start(run.header.prompt, after=before))
 
 
 def choose_chat_view(terminal: Terminal) -> ChatView:
