@@ -33,10 +33,11 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Self
 
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.parser import build_parser
+from agentfsm.cli.parser import build_parser, spell_options
 from agentfsm.cli.render.formatting import NOTE_CHARS
 from agentfsm.cli.terminal import Terminal, make_streams_tolerant
 from agentfsm.core.errors import AgentError
@@ -58,13 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_streams_tolerant()
     words = sys.argv[1:] if argv is None else argv
     terminal = Terminal(json="--json" in words)  # parsing errors are reported as JSON, too
-    with _WarningHandler(terminal):
+    with _WarningHandler(terminal) as warnings:
         try:
             args = build_parser().parse_args(words)
-            terminal.json = args.json
+            terminal.json, warnings.usage = args.json, args.usage()
             module, _, command = args.act.partition(":")  # only the module of this command is imported
             return int(getattr(import_module(f"agentfsm.cli.commands.{module}"), command)(args, terminal))
         except AgentError as error:
+            if error.args == (str(error),):
+                error.args = (spell_options(str(error), warnings.usage),)
             terminal.err(f"agentfsm: {error}")
             for note in getattr(error, "__notes__", ()):
                 terminal.err(note)
@@ -91,6 +94,8 @@ class _WarningHandler(logging.Handler):
         super().__init__(logging.WARNING)
         self._terminal = terminal
         self._logger = logging.getLogger("agentfsm")
+        self.usage = ""
+        """Usage of the command, whose options the warnings name."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -107,10 +112,11 @@ class _WarningHandler(logging.Handler):
             text = f"{text}: {one_line(describe_error(error), NOTE_CHARS)}"
             if frames := traceback.extract_tb(error.__traceback__):
                 text = f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-        self._terminal.err(f"{record.levelname.lower()}: {text}")
+        self._terminal.err(f"{record.levelname.lower()}: {spell_options(text, self.usage)}")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._logger.addHandler(self)
+        return self
 
     def __exit__(self, *_error: object) -> None:
         self._logger.removeHandler(self)

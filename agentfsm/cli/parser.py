@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -97,6 +98,34 @@ class _CommandParser(argparse.ArgumentParser):
         raise wrong
 
 
+# Arguments of the library whose option has another name.
+_OPTION_NAMES: Final = {"origins": "allow-origin", "allow_private": "alerts-private"}
+_ARGUMENT: Final = re.compile(r"(?<![\w.])(?P<name>[a-z]+(?:_[a-z]+)*)=(?P<set>True\b)?(?=(?P<value>\S)?)")
+
+
+def spell_options(text: str, usage: str) -> str:
+    """Return an error of the library with the options of a command in place of the arguments `name=`.
+
+    Arguments in a call, such as `Agent(name=...)`, are those of the user's code, and stay.
+
+    Args:
+        text: The error.
+        usage: Usage of the command.
+    """
+
+    def spell(found: re.Match[str]) -> str:
+        before, closed = text[: found.start()], 1
+        while closed:  # remove the parentheses that are closed, the inner ones first
+            before, closed = re.subn(r"\([^()]*\)", "", before)
+        option = f"--{_OPTION_NAMES.get(found['name'], found['name'].replace('_', '-'))}"
+        if re.search(r"\w\(", before) or re.search(rf"{option}(?![\w-])", usage) is None:
+            return found[0]
+        has_value = found["set"] is None and found["value"] is not None and found["value"] not in ",;:.)"
+        return f"{option} " if has_value else option
+
+    return _ARGUMENT.sub(spell, text)
+
+
 class _VersionAction(argparse.Action):
     """Prints the version and exits. The package metadata is read only here, because reading it slows each start."""
 
@@ -166,7 +195,7 @@ def _add_command(
         has_store: Whether it takes `--store`.
     """
     added = add(name or act.partition(":")[2], help=text, description=text[0].upper() + text[1:] + ".")
-    added.set_defaults(act=act)
+    added.set_defaults(act=act, usage=added.format_usage)
     added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
     if has_store:
         added.add_argument(

@@ -50,3 +50,27 @@ def test_values_that_are_repeated_are_those_of_the_library():
     assert person_login.LOGIN_TIMEOUT_S == parser.LOGIN_TIMEOUT_S
     assert {*parser.CLIENT_LIMITS} <= {each.name for each in attrs.fields(ClientLimits)}
     assert {*parser.KEY_LIMITS} <= {each.name for each in attrs.fields(RateLimits)}
+
+
+def test_errors_of_the_library_name_options():
+    """Of the command that has them; arguments of calls in the user's code stay."""
+    usage = "usage: agentfsm x [--root-path PATH] [--allow-origin O] [--alerts-private] [--session S] [--name N]"
+    texts = {
+        "root_path='x': give a path": "--root-path 'x': give a path",
+        "origins='x/': give an origin": "--allow-origin 'x/': give an origin",
+        "set allow_private=True if it is yours": "set --alerts-private if it is yours",
+        "leave out name=, or give after= and session=": "leave out --name, or give after= and --session",
+        "give Agent(model(1), name='a')": "give Agent(model(1), name='a')",
+        "write Agent(...) (name='a')": "write Agent(...) (--name 'a')",
+    }
+    assert {text: parser.spell_options(text, usage) for text in texts} == texts
+
+
+def test_an_error_of_a_command_names_its_options(here):
+    """Where the library checks what the parser does not."""
+    (here.folder / "shop.py").write_text(
+        "from agentfsm import Agent\nfrom agentfsm.testing import ScriptedModel\n"
+        "agent = Agent(ScriptedModel('hi'), name='shop')\n"
+    )
+    here("serve", "shop:agent", "--root-path", "agents/", code=2)
+    assert "agentfsm: --root-path 'agents/': give a path" in here.err
