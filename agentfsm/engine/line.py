@@ -31,6 +31,7 @@ from agentfsm.engine.deciders import (
     plans,
     recall,
     reminder,
+    shared_state,
     spend,
     started_calls,
     stops,
@@ -38,6 +39,7 @@ from agentfsm.engine.deciders import (
     tool_selection,
     window,
 )
+from agentfsm.tools.front_end import UPDATE_STATE
 
 if TYPE_CHECKING:
     from agentfsm.core import events as e
@@ -212,6 +214,7 @@ def build_line(execution: Execution) -> Line:
         ),
         before_start=_used(
             (permissions.check_start, config.permissions is not None or run.header.withhold),
+            (shared_state.check_start, UPDATE_STATE in config.registry),
             (started_calls.check_start, run.open),
             (guards.check_start, has_guards),
             (approvals.check_asked_by_guard, has_guards),

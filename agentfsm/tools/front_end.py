@@ -22,7 +22,7 @@ from agentfsm.core.value import Value
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import Message
+    from agentfsm.core.messages import Message, ToolCall
     from agentfsm.core.run import Run
 
 # Name of the tool with which the model changes the shared state.
@@ -79,8 +79,14 @@ class Page(Value):
         return Page(state=state, context=self.context if context is None else tuple(context))
 
 
-def read_front_end(metadata: Mapping[str, Any]) -> tuple[tuple[Tool[..., Any], ...], Page] | None:
+def read_front_end(
+    metadata: Mapping[str, Any], *, has_begun: bool = False
+) -> tuple[tuple[Tool[..., Any], ...], Page] | None:
     """Return the tools and the page that the metadata of a run have; None if they have none.
+
+    Args:
+        metadata: Metadata of a run.
+        has_begun: Whether the run has begun, so that only what changes is limited.
 
     Raises:
         MisuseError: if they are not valid, or too many.
@@ -95,13 +101,18 @@ def read_front_end(metadata: Mapping[str, Any]) -> tuple[tuple[Tool[..., Any], .
         raise MisuseError(f"the tools of a front end must be a list of {MAX_TOOLS} at most: leave out some")
     if not isinstance(state, Mapping | None) or not isinstance(context, list | tuple | None):
         raise MisuseError("the state of a front end must be a JSON object, and its context a list")
-    size = len(json.dumps(given, ensure_ascii=False, default=dict))
-    if size > MAX_CHARS:
+    if not has_begun and (size := _measure(given)) > MAX_CHARS:
         raise MisuseError(
-            f"tools, state and context have {MAX_CHARS:,} characters at most, not {size:,}: leave out some"
+            f"tools, state and context have {MAX_CHARS:,} characters at most when a run begins, not {size:,} "
+            f"(the state {_measure(state):,}). Send a smaller state, fewer tools or less context, or begin another conversation; "
+            "the state of this one stays in its runs"
         )
     built = _build_tools(json.dumps(tools, default=dict), has_state=state is not None)
     return built, Page(state=state, context=None if context is None else tuple(context))
+
+
+def _measure(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False, default=dict))
 
 
 @lru_cache(maxsize=128)
@@ -153,6 +164,29 @@ def describe_page(page: Page) -> str:
     return f"What the page of the user had when this run began:\n{fence_untrusted(text)}" if shown else ""
 
 
+def find_excess(run: Run, call: ToolCall, tool: Tool[..., Any]) -> str | None:
+    """Return why a call of `update_state` would make the state too large; None if it would not, or is another call.
+
+    A conversation goes on with a new run that begins with the state, so this has the limit of the begin of a run.
+    """
+    if tool.function is not _update_state:
+        return None
+    page, given = read_page(run), run.header.metadata[FRONT_END]
+    for entry in run.open:  # the calls of one turn overlap
+        if entry.call.name == UPDATE_STATE and entry.result is None:
+            page = _change_state(page, parse_arguments(entry.call))
+        if entry.call.id == call.id:
+            break
+    after = {**given, "state": page.state, "context": given.get("context") if page.context is None else page.context}
+    size = _measure(after)
+    if size <= MAX_CHARS:
+        return None
+    return (
+        f"the state was not changed: tools, state and context of the page would have {size:,} characters, and "
+        f"{MAX_CHARS:,} is the most. Set smaller values, or make other fields smaller in the same call"
+    )
+
+
 def read_page(run: Run) -> Page:
     """Return what the front end of a run shares with it now: as the run began, and what both have changed since."""
     found = read_front_end(run.header.metadata)
@@ -170,8 +204,7 @@ def _follow(page: Page, message: Message, calls: dict[str, Mapping[str, Any]]) -
     if isinstance(message, AssistantMessage):
         calls |= {call.id: parse_arguments(call) for call in message.calls if call.name == UPDATE_STATE}
     elif isinstance(message, ToolResult) and message.tool == UPDATE_STATE and message.outcome is Outcome.DONE:
-        changes = calls.get(message.call_id, {}).get("changes")  # an agent's own tool of this name may have others
-        return page.changed({"state": changes}) if isinstance(changes, Mapping) else page
+        return _change_state(page, calls.get(message.call_id, {}))
     elif isinstance(message, SystemMessage):
         for line in message.text.splitlines():
             if line.startswith(_CHANGE_START):
@@ -179,6 +212,20 @@ def _follow(page: Page, message: Message, calls: dict[str, Mapping[str, Any]]) -
     return page
 
 
+def _change_state(page: Page, arguments: Mapping[str, Any]) -> Page:
+    changes = arguments.get("changes")  # an agent's own tool of the name `update_state` may have others
+    return page.changed({"state": changes}) if isinstance(changes, Mapping) else page
+
+
 def describe_change(changes: Mapping[str, Any]) -> str:
-    """Return changes of a page, from `Page.changes_to`, as an input of its run, from which `read_page` reads them."""
+    """Return changes of a page, from `Page.changes_to`, as an input of its run, from which `read_page` reads them.
+
+    Raises:
+        MisuseError: if they are too large.
+    """
+    if (size := _measure(changes)) > MAX_CHARS:
+        raise MisuseError(
+            f"changes of state and context have {MAX_CHARS:,} characters at most, not {size:,}: send them in parts, "
+            "each with a message; the run goes on with what it had"
+        )
     return f"{_CHANGE_START}{json.dumps(changes)}"

@@ -1,9 +1,12 @@
 """The front end of a run as its metadata have it, without a server: any program that starts runs may give one."""
 
-from agentfsm import Agent, tool
+import pytest
+
+from agentfsm import Agent, MisuseError, ToolResult, tool
 from agentfsm.core.header import FRONT_END
+from agentfsm.core.messages import Outcome
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.tools.front_end import Page, describe_change, read_page
+from agentfsm.tools.front_end import MAX_CHARS, Page, describe_change, read_page
 
 PAINT = {"name": "paint", "parameters": {"type": "object", "properties": {"color": {"type": "string"}}}}
 
@@ -52,3 +55,22 @@ async def test_changes_of_both_sides_are_merged(store):
     await agent.answer(run.id, "t2.0", "ok")
     run = await agent.resume(run.id)
     assert read_page(run) == Page(state={"a": 5, "b": 2, "n": None, "x": None}, context=("now",))
+
+
+async def test_the_model_cannot_make_the_state_too_large(store):
+    """A change is refused after which no run could begin with the state; it stays, and smaller changes are taken."""
+    half = "x" * (MAX_CHARS // 2)
+    both = call("update_state", changes={"a": half}), call("update_state", changes={"b": half})
+    turns = say("", *both), say("", call("update_state", changes={"a": "", "b": half})), say("done"), say("hi")
+    agent = Agent(ScriptedModel(*turns), name="shop", store=store)
+    run = await agent.run("go", metadata={FRONT_END: {"tools": [PAINT], "state": {"n": 1}}})
+    outcomes = [each.outcome for each in run.messages if isinstance(each, ToolResult)]
+    assert outcomes == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert "and 200,000 is the most. Set smaller values" in run.messages[3].content
+    page = read_page(run)
+    assert page == Page(state={"n": 1, "a": "", "b": half})
+    assert (await agent.run("go on", metadata={FRONT_END: {"tools": [PAINT], "state": page.state}})).answer == "hi"
+    with pytest.raises(MisuseError, match="Send a smaller state"):
+        agent.start("go", metadata={FRONT_END: {"state": {"a": half, "b": half}}})
+    with pytest.raises(MisuseError, match="send them in parts"):
+        describe_change({"state": {"a": half, "b": half}})

@@ -238,6 +238,19 @@ async def test_unfit_tools_are_refused():
         agent.start("go", metadata={FRONT_END: {"tool": []}})
 
 
+async def test_a_large_state_ends_no_conversation():
+    """One that came to exceed the limit: the open run goes on, also with the whole state of its page."""
+    half = "x" * (MAX_CHARS // 2)
+    agent = shop(say("", call("paint", color="red")), say("painted"), say("hi"))
+    async with serving(agent) as server:
+        await send(server, user("go"), tools=[PAINT], state={"a": half})
+        whole = {"a": half, "b": half}
+        events = await send(server, gave("ok"), run="r2", tools=[PAINT], state=whole)
+        assert find(events, "RUN_FINISHED")[0]["result"] == "painted"
+        assert "Send a smaller state" in await send(server, user("on"), run="r3", status=400, state=whole)
+        assert find(await send(server, user("on"), run="r3", state={"a": "x"}), "RUN_FINISHED")[0]["result"] == "hi"
+
+
 async def test_a_server_may_take_no_tools():
     """Then a request with tools is refused, at every door, and one without them is served."""
     agent = shop(say("hi"))

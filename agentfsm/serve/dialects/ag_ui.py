@@ -270,7 +270,7 @@ def _read_metadata(caller: Caller, body: RunAgentBody, latest: Run | None) -> di
 
 async def _report_page(gateway: Gateway, caller: Caller, run: Run, metadata: Mapping[str, Any], key: str) -> None:
     """Send an open run what has changed in the page since the run began, once for each key."""
-    found = read_front_end(metadata)
+    found = read_front_end(metadata, has_begun=True)
     if changes := read_page(run).changes_to(Page() if found is None else found[1]):
         said = build_key_id(f"{key}.page", tenant=caller.tenant, user=caller.user)
         await send_text(gateway, caller, run.id, describe_change(changes), key=said, kind=InputKind.EVENT)
