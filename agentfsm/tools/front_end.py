@@ -104,8 +104,8 @@ def read_front_end(
     if not has_begun and (size := _measure(given)) > MAX_CHARS:
         raise MisuseError(
             f"tools, state and context have {MAX_CHARS:,} characters at most when a run begins, not {size:,} "
-            f"(the state {_measure(state):,}). Send a smaller state, fewer tools or less context, or begin another conversation; "
-            "the state of this one stays in its runs"
+            f"(the state {_measure(state):,}). Send a smaller state, fewer tools or less context, or begin another "
+            "conversation; the state of this one stays in its runs"
         )
     built = _build_tools(json.dumps(tools, default=dict), has_state=state is not None)
     return built, Page(state=state, context=None if context is None else tuple(context))

@@ -158,11 +158,13 @@ class ChatSession:
 
     def _start(self, prompt: Prompt, after: Run | None = None) -> Run:
         """Begin a run of the session, of the arm of its user if there is a roll-out."""
-        given = StartOptions(session=self.session, user=self.user, tenant=self.tenant, roles=self.roles)
-        if self.rollout is None:
-            return self.agent.start(prompt, after=after, **given)
-        self.agent, options = self._run(self.rollout.choose, **given)
-        return self.agent.start(prompt, after=after, **{**given, **options})
+        whose = StartOptions(session=self.session, user=self.user, tenant=self.tenant, roles=self.roles)
+        options = StartOptions(after=after)
+        options.update(whose)
+        if self.rollout is not None:
+            self.agent, chosen = self._run(self.rollout.choose, **whose)
+            options.update(chosen)
+        return self.agent.start(prompt, **options)
 
     def _handle(self, text: str) -> None:
         try:
