@@ -525,6 +525,8 @@ def _check_rollback(subject: Subject) -> CheckFinding:
         return CheckFinding(_UNKNOWN, f"there is no {ROLLBACK_FILE}", "agentfsm drill rollback ROLL-OUT")
     if (drill.kind, drill.subject) != ("rollback", subject.agent.name):
         return CheckFinding(_FAIL, f"that is a {drill.kind} of {drill.subject}", "agentfsm drill rollback ROLL-OUT")
+    if drill.failure:
+        return _tell_failure(drill)
     if drill.seconds > ROLLBACK_S:
         return CheckFinding(_FAIL, _describe_drill(drill), f"at most {ROLLBACK_S:.0f} s")
     return _judge_drill(subject, drill)
@@ -537,6 +539,11 @@ def _judge_drill(subject: Subject, drill: DrillReport) -> CheckFinding:
     if age_days > DRILL_DAYS:
         return CheckFinding(_FAIL, _describe_drill(drill), f"practise it again: a drill counts for {DRILL_DAYS} days")
     return CheckFinding(_PASS, _describe_drill(drill))
+
+
+def _tell_failure(drill: DrillReport) -> CheckFinding:
+    remedy = "mend what the drill has found, and practise it again"
+    return CheckFinding(_FAIL, f"failed on {drill.at}, by {drill.by}: {drill.failure}", remedy)
 
 
 def _describe_drill(drill: DrillReport) -> str:
@@ -574,6 +581,11 @@ def _check_restore(subject: Subject) -> CheckFinding:
         return CheckFinding(_UNKNOWN, f"there is no {RESTORE_FILE}", "agentfsm drill restore BACKUP")
     if drill.kind != "restore":
         return CheckFinding(_FAIL, f"that is a {drill.kind} of {drill.subject}", "agentfsm drill restore BACKUP")
+    if drill.failure:
+        return _tell_failure(drill)
+    if (name := subject.agent.name) not in drill.agents:
+        others = ", ".join(drill.agents) or "an unknown agent"
+        return CheckFinding(_FAIL, f"that backup has runs of {others}, none of {name}", "agentfsm drill restore BACKUP")
     return _judge_drill(subject, drill)
 
 

@@ -96,11 +96,17 @@ class DrillReport(Value):
     by: str = attrs.field(validator=NAME)
     """Person or program that did it."""
 
-    checked: int = attrs.field(validator=COUNT)
-    """Number of users whose release was checked, or of runs whose journals were read."""
+    checked: int = attrs.field(validator=COUNT_OR_ZERO)
+    """Number of users whose arm was checked, or of runs whose journals were read."""
 
     note: str = ""
     """Facts of the drill, for people."""
+
+    agents: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    """Of a restore: names of the agents whose runs the backup has."""
+
+    failure: str = ""
+    """Why the procedure does not work; empty if it does. A drill that failed replaces an older one that passed."""
 
     def save(self, folder: str | Path) -> Path:
         """Write the report as JSON into the folder of the evidence, and return its path."""

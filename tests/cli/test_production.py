@@ -90,6 +90,12 @@ def test_drills_and_the_log_of_a_run(here):
     assert "restore in " in here("drill", "restore", "backup.db", "--by", "ann")
     report = json.loads((here.folder / "evidence" / "restore.json").read_text(encoding="utf-8"))
     assert (report["kind"], report["by"], report["checked"]) == ("restore", "ann", 1)
+    text = here("drill", "restore", "gone.db", "--by", "ann", code=1)
+    assert text.startswith("restore failed: there is no backup at gone.db")
+    checks = {
+        each["id"]: each for each in here.json("doctor", "--production", "app:adder", "--no-probes", code=1)["checks"]
+    }
+    assert "failed on" in checks["restore-drill"]["detail"]
     here("drill", "restore", str(store), code=2)
     assert "is the store in production" in here.err
     here("drill", "rollback", "nothing", code=2)

@@ -44,7 +44,9 @@ async def prepare(folder: Path):
         .start({"before": 95, "now": 5}, by="ann", reason="a try", rules=["failures 5%"])
     )
     for kind, of in (("rollback", "support"), ("restore", "backup.db")):
-        drill = DrillReport(kind=kind, subject=of, at="2026-11-01T12:00:00", seconds=40, by="ann", checked=10)
+        drill = DrillReport(
+            kind=kind, subject=of, at="2026-11-01T12:00:00", seconds=40, by="ann", checked=10, agents=["support"]
+        )
         drill.save(folder / "evidence")
     (folder / "alerts.yml").write_text(format_rules(), encoding="utf-8")
     await Totals(agent.store).catch_up()
@@ -204,7 +206,10 @@ def edit(folder, name, **fields):
         ("load.json", {"runs": 99}, {"latency-baseline"}),
         ("load.json", {"usd": None}, {"cost-forecast"}),
         ("rollback.json", {"subject": "shop"}, {"rollback-drill"}),
+        ("rollback.json", {"failure": "no such release"}, {"rollback-drill"}),
         ("restore.json", {"kind": "rollback"}, {"restore-drill"}),
+        ("restore.json", {"failure": "the backup has no runs"}, {"restore-drill"}),
+        ("restore.json", {"agents": ["shop"]}, {"restore-drill"}),
         ("load.json", {"failed": 1}, {"load-test"}),
         ("load.json", {"concurrency": 1}, {"load-test"}),
         ("rollback.json", {"seconds": 301}, {"rollback-drill"}),

@@ -96,7 +96,7 @@ async def test_a_file_that_is_no_report_is_no_evidence(tmp_path, name, check, co
 @pytest.mark.parametrize("name", ["rollback", "restore"])
 async def test_a_drill_counts_with_its_person_and_its_time(tmp_path, name, fields, status, why):
     """For 90 days; one in the future was not practised."""
-    of = {"kind": name, "subject": "shop", "checked": 10}
+    of = {"kind": name, "subject": "shop", "checked": 10, "agents": ["shop"]}
     drill = of | {"at": "2026-11-26T12:00:00", "seconds": 40, "by": "ann"} | fields
     (tmp_path / f"{name}.json").write_text(json.dumps(drill), encoding="utf-8")
     found = (await examine(tmp_path))[f"{name}-drill"]

@@ -139,9 +139,12 @@ def _record(report: DrillReport, args: argparse.Namespace, terminal: Terminal) -
     if terminal.json:
         terminal.document(attrs.asdict(report))
     else:
-        terminal.out(f"{report.kind} in {report.seconds:g} s: {report.note}")
+        result = (
+            f"{report.kind} failed: {report.failure}" if report.failure else f"{report.kind} in {report.seconds:g} s"
+        )
+        terminal.out(": ".join(filter(None, (result, report.note))))
         terminal.err(f"recorded in {path}")
-    return ExitCode.DONE
+    return ExitCode.FAILED if report.failure else ExitCode.DONE
 
 
 def _read_prompts(path: str | None) -> list[str]:
