@@ -438,12 +438,12 @@ def replay_alerts(
         until: End of the replay, seconds since 1970.
         alerts: The alerts. Default: all of them.
     """
-    if log.step_s:  # sums over 5 minutes, which a window has whole or not at all
-        until = ceil(until / INTERVAL_S) * INTERVAL_S
-    since = min(log.find_start(since), until)
+    # Sums over 5 minutes are in a window as a whole, or not at all: that of the present is, in the last one.
+    last = ceil(until / INTERVAL_S) * INTERVAL_S if log.step_s else until
+    since = min(log.find_start(since), last)
     # The last evaluation is at the end, so that the newest events count.
-    times = [until - INTERVAL_S * step for step in range(int((until - since) / INTERVAL_S), -1, -1)]
-    found = [firing for alert in alerts for firing in _replay_alert(log, alert, times)]
+    ends = [last - INTERVAL_S * step for step in range(int((last - since) / INTERVAL_S), -1, -1)]
+    found = [firing for alert in alerts for firing in _replay_alert(log, alert, [*ends[:-1], until], last)]
     return tuple(sorted(found, key=lambda each: each.since))
 
 
@@ -466,14 +466,15 @@ def _add_up(points: Sequence[tuple[float, float]], ends: Iterable[float]) -> lis
     return [totals[bisect_right(times, end)] for end in ends]
 
 
-def _replay_alert(log: MeasurementLog, alert: Alert, times: Sequence[float]) -> Iterator[Firing]:
+def _replay_alert(log: MeasurementLog, alert: Alert, times: Sequence[float], last: float) -> Iterator[Firing]:
+    """Yield the times in which an alert fires. Windows of evaluations end on a grid whose last point is given."""
     parts = _group(log, alert.parts, alert.by)
     wholes = parts if alert.wholes is None else _group(log, alert.wholes, alert.by)
     window, hour = int(alert.window_s / INTERVAL_S), int(HOUR_S / INTERVAL_S)
     baseline = int(BASELINE_S / INTERVAL_S) if alert.has_baseline else 0
     before = window + baseline
     # Ends of all steps that a value depends on. The window of `times[step]` ends with the sum at `step + before`.
-    ends = [times[-1] - INTERVAL_S * step for step in range(len(times) - 1 + before, -1, -1)]
+    ends = [last - INTERVAL_S * step for step in range(len(times) - 1 + before, -1, -1)]
     for key, points in wholes.items():
         whole, part = _add_up(points, ends), _add_up(parts.get(key, ()), ends)
         hours = [end - start for start, end in zip(whole, whole[hour:], strict=False)] if baseline else []

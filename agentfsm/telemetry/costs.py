@@ -113,7 +113,10 @@ class CostReport(Value):
     """
 
     uncounted: int = 0
-    """Number of runs that have changed since the totals were counted: their newest costs are missing."""
+    """Number of runs that were released since the totals were counted: their newest costs may be missing."""
+
+    unreadable: int = 0
+    """Number of runs whose costs the totals lack, because their journals could not be read."""
 
     pruned_before: float | None = None
     """Time before which runs were removed whose costs the totals have kept, seconds since 1970; None if none were."""
@@ -338,6 +341,7 @@ async def _read_totals(
         is_whole=True,
         is_from_totals=True,
         uncounted=status.uncounted,
+        unreadable=status.unreadable,
         pruned_before=status.pruned_before or None,
         lost_tokens=sum(reported.values()),
         lost_as_reported={reason: tokens for reason, tokens in reported.items() if reason},
@@ -421,6 +425,7 @@ def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: 
         "is_whole": report.is_whole,
         "is_from_totals": report.is_from_totals,
         "uncounted": report.uncounted,
+        "unreadable": report.unreadable,
         "pruned_before": report.pruned_before,
         "lost_tokens": report.lost_tokens,
         "lost_as_reported": dict(report.lost_as_reported),

@@ -145,10 +145,10 @@ class TotalsStatus(Value):
     """Whether all runs that there were at the beginning have been counted."""
 
     uncounted: int
-    """Number of runs that have changed since they were counted."""
+    """Number of runs that were released since they were counted, whether or not they have new events."""
 
     unreadable: int
-    """Number of journals that could not be read."""
+    """Number of runs whose journals could not be read; what they have is missing."""
 
     pruned_before: float
     """Time before which runs were removed, seconds since 1970: totals of these hours are kept. 0 if none were."""
@@ -171,11 +171,12 @@ async def read_status(store: Store) -> TotalsStatus | None:
     if lag is None:
         return None
     written = {} if state is None else _as_object(state.value)
+    unreadable = await store.read_record(KIND, _name_unreadable(generation))
     return TotalsStatus(
         generation=generation,
         is_whole=written.get("whole", False),
         uncounted=lag,
-        unreadable=written.get("unreadable", 0),
+        unreadable=0 if unreadable is None else len(_as_object(unreadable.value)["runs"]),
         pruned_before=described["pruned_before"],
     )
 
@@ -388,9 +389,15 @@ class _Batch:
     """Time of its decision if the totals were whole, seconds since 1970: new series begin then."""
 
     is_whole: bool = False
-    unreadable: int = 0
+    unreadable: dict[str, int] = attrs.field(factory=dict)
+    """Runs whose journals could not be read, by id: 1; 0 for one that can be read now, or was deleted."""
+
     events: int = 0
     """Number of events in it. Only in memory."""
+
+    def empty(self) -> _Batch:
+        """Return a batch that adds nothing to any record."""
+        return attrs.evolve(self, cells={}, open={}, rated={}, unreadable={}, events=0)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -402,7 +409,7 @@ class _Batch:
             "rated": self.rated,
             "at": self.at,
             "whole": self.is_whole,
-            "unreadable": self.unreadable,
+            "not_read": self.unreadable,
         }
 
     @classmethod
@@ -416,7 +423,7 @@ class _Batch:
             rated=value["rated"],
             at=value["at"],
             is_whole=value["whole"],
-            unreadable=value["unreadable"],
+            unreadable=value.get("not_read", {}),
         )
 
 
@@ -509,15 +516,16 @@ class Totals:
             unread = await self.store.take_unread(name, holder=self._holder, lease_s=FOLLOWER_LEASE_S, limit=BATCH)
         if not unread:
             if not batch.is_whole and not any(each.lag for each in await self.store.followers() if each.name == name):
-                await self._decide(
-                    attrs.evolve(batch, cells={}, open={}, rated={}, number=batch.number + 1, is_whole=True)
-                )
+                await self._decide(attrs.evolve(batch.empty(), number=batch.number + 1, is_whole=True))
             elif batch.cells and batch.position == self._confirmed:  # so that others need not look whether it is in all
-                await self._decide(attrs.evolve(batch, cells={}, open={}, rated={}))
+                await self._decide(batch.empty())
             return False
-        made = _Batch(number=batch.number + 1, is_whole=batch.is_whole, unreadable=batch.unreadable)
+        made = _Batch(number=batch.number + 1, is_whole=batch.is_whole)
+        unreadable = (await self._read_object(_name_unreadable(self.generation))).get("runs", {})
         for each in unread:
             version, has_more = await self._measure(made, each.run_id, each.after)
+            if each.run_id in unreadable:
+                made.unreadable.setdefault(each.run_id, 0)
             made.versions[each.key] = version
             if has_more:  # the rest comes again
                 break
@@ -541,7 +549,7 @@ class Totals:
         while active:
             async with self._lock:
                 batch = await self.read_batch()
-                made = attrs.evolve(batch, number=batch.number + 1, cells={}, open={}, rated={}, events=0)
+                made = attrs.evolve(batch.empty(), number=batch.number + 1)
                 while active and made.events < _MAX_EVENTS:
                     _, has_more = await self._measure(made, active[-1].id, 0)
                     if has_more:
@@ -594,7 +602,7 @@ class Totals:
 
     def _leave_out(self, batch: _Batch, run_id: str, error: Exception, version: int) -> tuple[int, bool]:
         _log.warning("run %s is left out of the totals: %s", run_id, error)
-        batch.unreadable += 1
+        batch.unreadable[run_id] = 1
         return version, False
 
     async def _decide(self, batch: _Batch) -> None:
@@ -634,6 +642,8 @@ class Totals:
         for key, version in batch.open.items():
             others.setdefault(_name_shard(self.generation, key), {})[key] = version
         others |= {_name_rated(self.generation, key): {key: count} for key, count in batch.rated.items()}
+        if batch.unreadable:
+            others[_name_unreadable(self.generation)] = batch.unreadable
         limiter = anyio.CapacityLimiter(_WRITERS)
         try:
             async with anyio.create_task_group() as tasks:
@@ -739,6 +749,10 @@ def _name_shard(generation: str, key: str) -> str:
 
 def _name_rated(generation: str, key: str) -> str:
     return f"{generation}|rated|{sha256(key.encode()).hexdigest()[:24]}"
+
+
+def _name_unreadable(generation: str) -> str:
+    return f"{generation}|unreadable"
 
 
 async def _find_generation(store: Store) -> str:

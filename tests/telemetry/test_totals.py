@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent, Runs, StopReason, Usage, tool
-from agentfsm.core.errors import AgentError, ConflictError, StoreError
+from agentfsm.core.errors import AgentError, ConflictError, CorruptError, StoreError
 from agentfsm.ports import Feedback
 from agentfsm.ports.store import Filter
 from agentfsm.serve import administration
@@ -517,3 +517,40 @@ async def test_evaluations_are_kept_apart(store):
         return summarize(log, -inf, await store.now()).tasks
 
     assert [await count_tasks(each) for each in ("", "eval", None)] == [1, 1, 2]
+
+
+async def test_alerts_are_judged_until_now(store):
+    """Not until the next evaluation: a time of a firing is never to come, and ten minutes are ten."""
+    until = await store.now() // 300 * 300 + 120.0  # in the middle of a step of 5 minutes
+    for number in range(30):
+        failed = StopReason.TIMEOUT if number else StopReason.COST_BUDGET
+        await record(store, number, until - 100 + number, failed=failed)
+    await t.Totals(store).catch_up()
+    log = await read_measurements(store, with_days=False)
+    assert not [each for each in replay_alerts(log, until - 3_600, until) if each.alert == "error_rate"]
+    assert not [each for each in replay_alerts(log, until - 3_600, until + 700) if each.alert == "error_rate"]
+    [found] = [each for each in replay_alerts(log, until - 3_600, until + 800) if each.alert == "error_rate"]
+    assert found.since == until + 780
+    assert [(each.alert, each.since) for each in replay_alerts(log, until, until)] == [("over_cost_limit", until)]
+
+
+async def test_a_journal_that_cannot_be_read_is_one(store, monkeypatch):
+    """However often its run is released; a report names it, until it can be read."""
+    _, lease = await store.create(record_task(1, await store.now()).header)
+    await store.release(lease).wait()
+    run_id, can_read, read = lease.run_id, [], store.read
+
+    async def fail(name, after=0):
+        if not can_read:
+            raise CorruptError("line 1 is no JSON")
+        return await read(name, after)
+
+    monkeypatch.setattr(store, "read", fail)
+    for _ in range(3):
+        await t.Totals(store).catch_up()
+        await store.add_feedback(run_id, str(await store.now()), Feedback(rating=2, at=await store.now()))
+        assert ((await t.read_status(store)).unreadable, (await read_costs(store)).unreadable) == (1, 1)
+    can_read.append(True)
+    await t.Totals(store).catch_up()
+    assert ((await t.read_status(store)).unreadable, (await read_costs(store)).unreadable) == (0, 0)
+    assert await counted(store) == await fold(store)

@@ -108,7 +108,9 @@ def _list_rows(report: CostReport) -> Iterator[str]:
 def _list_gaps(report: CostReport) -> Iterator[str]:
     """Yield what the totals lack, and what only they have."""
     if report.uncounted:
-        yield f"\n{format_count(report.uncounted, 'run')} changed since they were counted: newest costs are missing"
+        yield f"\n{format_count(report.uncounted, 'run')} released since they were counted: newest costs may be missing"
+    if report.unreadable:
+        yield f"\n{format_count(report.unreadable, 'journal')} could not be read: their costs are missing"
     if report.pruned_before is not None and report.since < report.pruned_before:
         yield f"\nruns from before {format_time(report.pruned_before)} were removed; their costs are in the totals only"
 

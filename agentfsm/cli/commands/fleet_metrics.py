@@ -53,7 +53,10 @@ def totals(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     store = open_existing_store(args.store)
 
     async def act() -> TotalsStatus | None:
-        return await (rebuild_totals if args.rebuild else read_status)(store)
+        if args.rebuild:
+            return await rebuild_totals(store)
+        await catch_up_totals(store)
+        return await read_status(store)
 
     status = run_in_store(store, act)
     if terminal.json:
@@ -62,7 +65,7 @@ def totals(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out("the store keeps no totals: `agentfsm totals rebuild` begins them, as do servers and workers")
     else:
         first = "all runs were counted" if status.is_whole else "the first count is not complete"
-        terminal.out(f"{first}, {format_count(status.uncounted, 'run')} changed since")
+        terminal.out(f"{first}, {format_count(status.uncounted, 'run')} released since")
         if status.pruned_before:
             terminal.out(f"they keep what runs from before {format_time(status.pruned_before)} had that were removed")
         if status.unreadable:
