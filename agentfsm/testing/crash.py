@@ -25,6 +25,7 @@ since it has neither SIGKILL nor fork.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import select
@@ -370,6 +371,7 @@ def _serve(control_fd: int) -> None:
         prepare = pickle.loads(_receive(desk, int.from_bytes(_receive(desk, _LENGTH_BYTES))))  # noqa: S301  of our own parent
         if prepare is not None:
             prepare()
+        gc.freeze()  # so that no collection in a child copies the pages of what is loaded
         while True:
             head, pipes, _, _ = socket.recv_fds(desk, _LENGTH_BYTES, 2)
             if not head:

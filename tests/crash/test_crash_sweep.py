@@ -149,16 +149,16 @@ def kill_at_random(scene: Scene, kills: int) -> Counter[int]:
 
 
 @on(("sqlite",))
-@pytest.mark.parametrize("kills", [250, pytest.param(1_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [60, pytest.param(1_000, marks=pytest.mark.soak)])
 def test_workers_may_be_killed_at_random(scene, kills):
     """So many SIGKILLs from outside, at any time of any run: each run ends, and nothing is lost, repeated or hidden."""
-    assert len(kill_at_random(scene, kills)) > 6, "the kills were not spread over the runs"
+    assert len(kill_at_random(scene, kills)) > 4, "the kills were not spread over the runs"
 
 
 @on(("postgres",))
 def test_workers_may_be_killed_at_random_on_a_server(scene):
-    """The same, 50 times."""
-    assert len(kill_at_random(scene, 50)) > 4
+    """The same, 20 times."""
+    assert len(kill_at_random(scene, 20)) > 3
 
 
 @pytest.mark.soak

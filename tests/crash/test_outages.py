@@ -18,9 +18,7 @@ from tests.support.checks import keys_of, valid_history
 from tests.support.database_servers import PostgresServer, RedisServer
 
 # Runs that a worker drives at once.
-PARALLEL = 100
-# Deaths of the server, spread over the runs.
-BEATS = 6
+PARALLEL = 40
 
 
 def think(request):
@@ -68,17 +66,17 @@ class World:
         return Agent(FunctionModel(think), tools=[look, note, pay], store=store, name="clerk")
 
 
-async def die_and_return(server, world, runs):
+async def die_and_return(server, world, runs, deaths):
     """Kill the server each time that so many runs more have come to their payment, in the middle of the others."""
-    for beat in range(1, BEATS + 1):
-        while len(world.paid) < beat * runs // (BEATS + 2):
+    for death in range(1, deaths + 1):
+        while len(world.paid) < death * runs // (deaths + 2):
             world.moved = anyio.Event()
             await world.moved.wait()
         await run_sync(server.kill)
         await run_sync(server.start)
 
 
-async def crowd(server, store_of, runs):
+async def crowd(server, store_of, runs, deaths):
     """Let two workers drive so many runs while the server dies under them; check each of them, and the world."""
     world, stores = World(), [store_of(server.url) for _ in range(2)]
     agents = [world.agent(store) for store in stores]
@@ -93,7 +91,7 @@ async def crowd(server, store_of, runs):
     async with anyio.create_task_group() as workers:
         for agent in agents:
             workers.start_soon(partial(agent.worker, parallel=PARALLEL, poll_s=0.1))
-        await die_and_return(server, world, runs)
+        await die_and_return(server, world, runs, deaths)
         while len(await stores[0].runs(Filter(state=State.DONE), limit=runs)) < runs:  # noqa: ASYNC110  others end them
             await anyio.sleep(0.1)
         workers.cancel_scope.cancel()
@@ -112,15 +110,18 @@ async def crowd(server, store_of, runs):
         await store.aclose()
 
 
-@pytest.mark.parametrize("runs", [pytest.param(200), pytest.param(1_000, marks=pytest.mark.soak)])
-async def test_postgres_dies_under_a_crowd(runs):
-    """PostgreSQL is killed and started six times, and no run is lost, ends otherwise, or pays twice."""
+crowds = pytest.mark.parametrize(("runs", "deaths"), [(80, 2), pytest.param(1_000, 6, marks=pytest.mark.soak)])
+
+
+@crowds
+async def test_postgres_dies_under_a_crowd(runs, deaths):
+    """PostgreSQL is killed and started again, and no run is lost, ends otherwise, or pays twice."""
     with PostgresServer() as server:
-        await crowd(server, PostgresStore, runs)
+        await crowd(server, PostgresStore, runs, deaths)
 
 
-@pytest.mark.parametrize("runs", [pytest.param(200), pytest.param(1_000, marks=pytest.mark.soak)])
-async def test_redis_dies_under_a_crowd(runs):
-    """Redis with a log that it syncs at each write is killed and started six times, likewise."""
+@crowds
+async def test_redis_dies_under_a_crowd(runs, deaths):
+    """Redis with a log that it syncs at each write is killed and started again, likewise."""
     with RedisServer({"appendonly": "yes", "appendfsync": "always"}) as server:
-        await crowd(server, RedisStore, runs)
+        await crowd(server, RedisStore, runs, deaths)

@@ -131,7 +131,7 @@ async def check(folder: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["plan", "hybrid"])
-@pytest.mark.parametrize("kind", ["commit", "effect"])
+@pytest.mark.parametrize("kind", ["commit", pytest.param("effect", marks=pytest.mark.soak)])
 def test_a_plan_may_be_killed_at_each_event(fork_server, tmp_path, kind, mode):
     """Before and after each commit and each effect, also within a goal."""
     for at in count(1):

@@ -69,7 +69,7 @@ async def check_journals(store: Callable[[], Store], run_ids: Sequence[str]) -> 
 @on_each
 def test_workers_race_for_runs(fork_server, store_of, folder):
     """Runs that a person has let go on, each resumed by two processes at once: each call is made once."""
-    race(fork_server, store_of, folder / "books", heats_of(200))
+    race(fork_server, store_of, folder / "books", heats_of(80))
 
 
 @on_each

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -338,7 +336,7 @@ from agentfsm.testing import ScriptedModel, call, say
 
 async def main():
     again = {"confirm": False, "repeat_for_input": ["book"]}
-    server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk", **again)
+    server = MCPServer.stdio(sys.argv[2], sys.argv[3:], name="desk", **again)
     model = ScriptedModel(say("", call("desk__book", to="Rome")), "done")
     agent = Agent(model, tools=[server], store=SQLiteStore(sys.argv[1]))
     await agent.run("go", id="mine")
@@ -355,9 +353,9 @@ async def test_the_process_that_has_asked_is_killed(tmp_path, log, server_of, so
     script = tmp_path / "server.py"
     server = server_of(source)
     env = {**os.environ, "PYTHONPATH": str(Path(agentfsm.__file__).parent.parent)}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), str(script), str(log)]
-    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221  nothing else runs
-    assert ended.returncode == -9, ended.stderr.decode()
+    words = ("-c", PROGRAM, str(tmp_path / "runs.db"), *warm_python.MCP.command(str(script), str(log)))
+    status, _, errors = warm_python.MCP.run(words, tmp_path, env)
+    assert status == -9, errors
     async with agent_of(tmp_path, server, "done") as agent:
         run = await agent.load("mine")
         for content in (ANN, YES):

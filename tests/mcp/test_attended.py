@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -315,7 +313,7 @@ from agentfsm.mcp import MCPServer
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
-moment = sys.argv[4]
+moment = sys.argv[2]
 
 class Store(SQLiteStore):
     def append(self, lease, run, events, **more):
@@ -332,7 +330,7 @@ def elicit(item):
     return Answer(content={"name": "Ann"}, by="ann")
 
 async def main():
-    server = MCPServer.stdio(sys.executable, [sys.argv[2], sys.argv[3]], name="desk", confirm=False)
+    server = MCPServer.stdio(sys.argv[3], sys.argv[4:], name="desk", confirm=False)
     agent = Agent(ScriptedModel(say("", call("desk__reserve")), "done"), tools=[server], store=Store(sys.argv[1]))
     await agent.run("go", id="mine", elicit=elicit)
 
@@ -344,9 +342,9 @@ anyio.run(main)
 async def test_the_process_is_killed_while_a_person_is_asked(tmp_path, log, moment):
     """The outcome of the call is unknown, and a person settles it: it is not made a second time by itself."""
     env = {**os.environ, "PYTHONPATH": str(Path(agentfsm.__file__).parent.parent)}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs.db"), SEATS, str(log), moment]
-    ended = subprocess.run(command, env=env, check=False, capture_output=True)  # noqa: ASYNC221  nothing else runs
-    assert ended.returncode == -9, ended.stderr.decode()
+    words = ("-c", PROGRAM, str(tmp_path / "runs.db"), moment, *warm_python.MCP.command(SEATS, str(log)))
+    status, _, errors = warm_python.MCP.run(words, tmp_path, env)
+    assert status == -9, errors
     with by_stdio(log) as server:
         async with agent_of(server, "done", store=SQLiteStore(tmp_path / "runs.db")) as agent:
             run = await agent.resume("mine", elicit=ann)

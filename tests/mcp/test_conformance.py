@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import server_reaper
+from tests.support import server_reaper, warm_python
 from tests.support.mcp_conformance import (
     PACKAGE,
     REVISIONS,
@@ -89,7 +89,7 @@ def address():
     """The address of our server, which speaks both revisions."""
     program(PACKAGE)
     script = Path(__file__).parent / "conformance_server.py"
-    with listening([sys.executable, str(script), "{port}"], environment()) as url:
+    with listening(warm_python.MCP.command(str(script), "{port}"), environment()) as url:
         yield f"{url}/mcp"
 
 

@@ -14,6 +14,7 @@ from agentfsm import Agent, AudioPart, FilePart, ImagePart, Outcome, TextPart
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.client.content import convert_block, convert_resource, convert_result
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support import warm_python
 from tests.support.checks import results_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 37
@@ -299,7 +300,8 @@ async def test_a_model_is_shown_the_picture_of_a_server(tmp_path):
     """From the process to the request."""
     path = tmp_path / "server.py"
     path.write_text(SERVER.replace("PNG_HEX", PNG.hex()))
-    server = MCPServer.stdio(sys.executable, [str(path)], name="demo", confirm=False)
+    python, *words = warm_python.MCP.command(str(path))
+    server = MCPServer.stdio(python, words, name="demo", confirm=False)
     model = ScriptedModel(say("", call("demo__shoot"), call("demo__weigh")), "done")
     async with Agent(model, tools=[server]) as agent:
         await agent.run("go")

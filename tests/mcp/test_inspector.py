@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm_python
 from tests.support.mcp_conformance import AGENTFSM, environment
 from tests.support.node_packages import program
 from tests.support.port_servers import listening
@@ -17,7 +18,7 @@ INSPECTOR = "@modelcontextprotocol/inspector"
 ERAS = ("legacy", "modern")
 # How the inspector ends where a tool has failed.
 TOOL_FAILED = 5
-SERVE = ["-m", "agentfsm", "mcp", "serve", "conformance_server:SERVICE"]
+WORDS = ("-m", "agentfsm", "mcp", "serve")
 HERE = str(Path(__file__).parent)
 ENV = environment() | {"PYTHONPATH": os.pathsep.join([AGENTFSM, HERE])}
 
@@ -37,10 +38,11 @@ def inspect(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", [ERAS[0], pytest.param(ERAS[1], marks=pytest.mark.soak)])
 def test_over_stdio(era, inspect, tmp_path):
     """It starts `agentfsm mcp serve` as every host does, from a configuration file, and calls a tool."""
-    server = {"command": sys.executable, "args": SERVE, "env": {"PYTHONPATH": ENV["PYTHONPATH"]}}
+    words = [*WORDS, "conformance_server:SERVICE"]
+    server = {"command": sys.executable, "args": words, "env": {"PYTHONPATH": ENV["PYTHONPATH"]}}
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"ours": server}}))
     options = ["--config", str(config), "--server", "ours"]
@@ -55,7 +57,8 @@ def test_over_stdio(era, inspect, tmp_path):
 def served():
     """The URL of `agentfsm mcp serve --http`."""
     program(INSPECTOR)
-    with listening([sys.executable, *SERVE, "--http", "{port}"], ENV) as url:
+    command = warm_python.MCP.command(*WORDS, "conformance_server:SERVICE", "--http", "{port}")
+    with listening(command, ENV, cwd=Path(HERE)) as url:
         yield f"{url}/mcp"
 
 
@@ -94,9 +97,8 @@ def test_an_agent_over_http(inspect, tmp_path):
         "from agentfsm.testing import FunctionModel\n"
         'agent = Agent(FunctionModel(lambda request: "42"), name="oracle")\n'
     )
-    command = [sys.executable, "-m", "agentfsm", "mcp", "serve", "oracle:agent", "--http", "{port}"]
-    env = ENV | {"PYTHONPATH": os.pathsep.join([AGENTFSM, str(tmp_path)])}
-    with listening(command, env, cwd=tmp_path) as url:
+    command = warm_python.MCP.command(*WORDS, "oracle:agent", "--http", "{port}")
+    with listening(command, ENV, cwd=tmp_path) as url:
         server = ["--server-url", f"{url}/mcp", "--transport", "http"]
 
         def ask(method, *options):

@@ -1,7 +1,6 @@
 """What a server offers beside calls: resources, prompts, completions, and changes of its tools."""
 
 import json
-import sys
 from base64 import b64encode
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from agentfsm.mcp.client import server_features
 from agentfsm.mcp.connection import tool_changes
 from agentfsm.mcp.errors import NoAnswerError
 from agentfsm.testing import ScriptedModel, call, run_virtual, say
+from tests.support import warm_python
 from tests.support.mcp_calls import heard, one_call, rude
 
 PNG = b64encode(b"\x89PNG\r\n\x1a\n").decode()
@@ -25,7 +25,8 @@ PNG = b64encode(b"\x89PNG\r\n\x1a\n").decode()
 @pytest.fixture
 async def shelf():
     """A server of today's protocol, in a process of its own."""
-    server = MCPServer.stdio(sys.executable, [str(Path(__file__).with_name("shelf.py"))], name="shelf", confirm=False)
+    python, *words = warm_python.MCP.command(str(Path(__file__).with_name("shelf.py")))
+    server = MCPServer.stdio(python, words, name="shelf", confirm=False)
     yield server
     await server.aclose()
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.checks import settled
 from tests.support.mcp_calls import RUDE, environment, heard, leftovers, lives
 from tests.support.misbehaving_http import serving
+from tests.support.warm_python import WARM_UP, WITH_MCP, WarmPython
 
 STDIO = 'MCPServer.stdio(sys.executable, [{rude!r}, {habit!r}, {record!r}], name="rude", confirm=False)'
 PROGRAM = """
@@ -54,13 +55,18 @@ def record(tmp_path):
     return tmp_path / "record"
 
 
-def started(record, end, habit="plain"):
-    return begun(STDIO.format(rude=RUDE, habit=habit, record=str(record)), end)
+# One program is started without it, since what Python does at an end depends on its start.
+PYTHON = WarmPython("-W", "error", warm_up=WARM_UP + WITH_MCP)
 
 
-def begun(server, end):
+def started(record, end, habit="plain", *, is_warm=True):
+    return begun(STDIO.format(rude=RUDE, habit=habit, record=str(record)), end, is_warm=is_warm)
+
+
+def begun(server, end, *, is_warm=True):
+    words = ("-c", PROGRAM.format(server=server) + textwrap.dedent(end))
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM.format(server=server) + textwrap.dedent(end)],
+        PYTHON.command(*words) if is_warm else [sys.executable, "-W", "error", *words],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,7 +77,7 @@ def begun(server, end):
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_does_not_close_leaves_no_process(end, record):
     """Its end closes what it has opened, and says nothing."""
-    out, errors = started(record, ENDS[end]).communicate(timeout=60)
+    out, errors = started(record, ENDS[end], is_warm=end != "it comes to its end").communicate(timeout=60)
     assert out.split()[0] == "done"
     assert "Warning" not in errors
     assert "Traceback" not in errors

@@ -16,6 +16,7 @@ from agentfsm.context import BySimilarity
 from agentfsm.mcp import MCPServer
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from tests.support import warm_python
 
 ROOT = Path(agentfsm.__file__).parents[1]
 FILE = ROOT / "examples" / "project_manager.py"
@@ -81,7 +82,8 @@ ENV = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_whole_server_through_the_protocol(tmp_path, mode):
     """The SDK's own client over stdio: tools, an error, the resource, the prompt."""
-    parameters = StdioServerParameters(command=sys.executable, args=[str(FILE)], env=ENV)
+    python, *words = warm_python.MCP.command(str(FILE))
+    parameters = StdioServerParameters(command=python, args=words, env=ENV)
     with (tmp_path / "errors.txt").open("w") as errors:
         async with Client(stdio_client(parameters, errlog=errors), mode=mode) as client:
             tools = {each.name: each for each in (await client.list_tools()).tools}
@@ -143,7 +145,8 @@ async def test_a_model_that_chooses_by_the_descriptions_chooses_right():
     It is a function that compares words. So this shows that what a model needs for the choice gets to it, and not how
     well any real model chooses.
     """
-    server = MCPServer.stdio(sys.executable, [str(FILE)], env=ENV, name="pm", confirm=False)
+    python, *words = warm_python.MCP.command(str(FILE))
+    server = MCPServer.stdio(python, words, env=ENV, name="pm", confirm=False)
     async with Agent(FunctionModel(by_words), tools=[server]) as agent:
         run = await agent.run(QUESTION)
     (made,) = run.calls

@@ -19,10 +19,13 @@ from mcp.client.stdio import stdio_client
 import agentfsm
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.helpers import list_claimable
+from tests.support import warm_python
 
 APP = Path(__file__).with_name("served.py.txt")
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
-SERVE = [sys.executable, "-m", "agentfsm", "mcp", "serve"]
+WORDS = ("-m", "agentfsm", "mcp", "serve")
+# Where it is the start of the process, or what its streams are, that is tested.
+COLD = [sys.executable, *WORDS]
 
 
 @pytest.fixture
@@ -53,9 +56,8 @@ def errors_of(folder):
 @asynccontextmanager
 async def client_of(folder, target, *options, mode="auto", **more):
     """Connect to a process of its own that serves a target over stdio."""
-    parameters = StdioServerParameters(
-        command=SERVE[0], args=[*SERVE[1:], target, *options], env=env(**more), cwd=folder
-    )
+    command, *args = warm_python.MCP.command(*WORDS, target, *options)
+    parameters = StdioServerParameters(command=command, args=args, env=env(**more), cwd=folder)
     with errors_of(folder) as errors:
         async with Client(stdio_client(parameters, errlog=errors), mode=mode) as client:
             yield client
@@ -99,7 +101,7 @@ def test_nothing_but_the_protocol_gets_to_standard_output(folder):
     ]
     with errors_of(folder) as errors:
         process = subprocess.Popen(
-            [*SERVE, "app:agent"],
+            [*COLD, "app:agent"],
             cwd=folder,
             env=env(),
             stdin=subprocess.PIPE,
@@ -168,7 +170,8 @@ async def test_a_run_outlives_its_client(folder):
 async def test_a_signal_ends_a_server_on_stdio_in_order(folder, number):
     """Although a thread waits for its input: the run under way has no owner afterwards, and no crash is counted."""
     with errors_of(folder) as errors:
-        process = await anyio.open_process([*SERVE, "app:agent", "--drain", "0"], cwd=folder, env=env(), stderr=errors)
+        command = warm_python.MCP.command(*WORDS, "app:agent", "--drain", "0")
+        process = await anyio.open_process(command, cwd=folder, env=env(), stderr=errors)
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     start = {"name": "start", "arguments": {"prompt": "dig", "run_id": "r1"}, "_meta": {"progressToken": 1}}
     for line in (
@@ -199,7 +202,7 @@ async def left_in(folder):
 def listening(folder, *options, **more):
     """Start a server over HTTP, and return its process and its URL."""
     process = subprocess.Popen(
-        [*SERVE, *options],
+        warm_python.MCP.command(*WORDS, *options),
         cwd=folder,
         env=env(**more),
         stderr=subprocess.PIPE,
@@ -246,7 +249,7 @@ def test_a_client_that_goes_in_mid_word_is_no_fault(folder):
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     with errors_of(folder) as errors:
         process = subprocess.Popen(
-            [*SERVE, "app:registry"],
+            [*COLD, "app:registry"],
             cwd=folder,
             env=env(),
             stdin=subprocess.PIPE,

@@ -22,7 +22,7 @@ from agentfsm import Run
 from agentfsm.cli import main
 from agentfsm.engine.execution import journal
 from agentfsm.stores import SQLiteStore
-from tests.support.warm_python import WARM_UP, WarmProcess, WarmPython
+from tests.support.warm_python import WARM_UP, WITH_MCP, WarmProcess, WarmPython
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 60.0
@@ -42,7 +42,7 @@ COMMANDS = """
 import pkgutil, agentfsm.cli.commands, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite
 for each in pkgutil.iter_modules(agentfsm.cli.commands.__path__): __import__("agentfsm.cli.commands." + each.name)
 """
-WARM = WarmPython(warm_up=WARM_UP + COMMANDS)
+WARM = WarmPython(warm_up=WARM_UP + COMMANDS + WITH_MCP)
 
 
 def start_python(words: tuple[str, ...], folder: Path, env: dict[str, str]) -> subprocess.Popen[str] | WarmProcess:

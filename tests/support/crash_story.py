@@ -34,6 +34,7 @@ from agentfsm.core import codec
 from agentfsm.core.events import ApprovalGiven, Event, ToolFinished, ToolStarted
 from agentfsm.engine.deciders import approvals as engine_approvals
 from agentfsm.engine.execution.options import ExecutionOptions
+from agentfsm.flow import Flow, step
 from agentfsm.ports import (
     CallChunk,
     Emit,
@@ -198,13 +199,13 @@ def agent_on(store: Store, *, stream: bool = False, crashes: int = DYING.crashes
 
 
 def prepare() -> None:
-    """Load what is loaded late, so that not each life has to: logging, and the codec for each kind of event."""
+    """Load what is loaded late, so that not each life has to: logging, flows, and the codec for each kind of event."""
     import_module("structlog")
     anyio.run(rehearse)
 
 
 async def rehearse() -> None:
-    """Take a run through the codec."""
+    """Take a run through the codec, and fail a flow."""
     store = MemoryStore()
     agent = attrs.evolve(agent_on(store), model=Speaker((("look", "put", "refund"),)))
     run = await agent.run("go", deps=World(MemoryStore, "", os.devnull))
@@ -216,6 +217,13 @@ async def rehearse() -> None:
     header = codec.decode_header(codec.encode_header(stored.header))
     for event in stored.events:
         codec.decode_event(codec.encode_event(event, header), header)
+    await Flow([fail]).run({})
+
+
+@step(read_only=True)
+async def fail() -> str:
+    """Fail, so that what describes an error is loaded."""
+    raise LookupError("nothing there")
 
 
 async def life(world: World, **how: Any) -> None:

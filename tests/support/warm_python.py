@@ -194,8 +194,12 @@ class WarmPython:
             return self._address
 
 
-# For servers of MCP, whose package takes a second to import.
-MCP = WarmPython(warm_up="import mcp.server.mcpserver, mcp.server.runner, mcp.shared.exceptions, mcp.types, uvicorn")
+# For servers and clients of MCP, whose package takes a second to import.
+WITH_MCP = """
+import mcp.server.mcpserver, mcp.server.runner, mcp.shared.exceptions, mcp.types, uvicorn
+import agentfsm.mcp, agentfsm.mcp.client.mcp_server, agentfsm.mcp.server.service, agentfsm.mcp.server.http_sessions
+"""
+MCP = WarmPython(warm_up=WARM_UP + WITH_MCP + "import agentfsm.cli.commands.mcp_serve, agentfsm.stores.sqlite")
 
 
 def _become(order: dict[str, Any]) -> None:
