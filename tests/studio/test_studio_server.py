@@ -218,24 +218,6 @@ def test_everybody_can_use_it(open_page, studio):
         check_access(page, ".panel")
 
 
-def test_the_keyboard_is_enough(open_page, studio):
-    """The content is one key away, tabs move with arrows, and the dialog closes with Escape."""
-    page = open_page(f"#/runs/{studio.runs['done']}")
-    page.wait_for_selector(".run-main .machine")
-    page.keyboard.press("Tab")
-    expect(page.locator(":focus")).to_have_text("Skip to the content")
-    page.keyboard.press("Enter")
-    expect(page.locator("main")).to_be_focused()
-    page.locator("#tab-transcript").focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("#tab-events")).to_be_focused()
-    expect(page.locator('.panel[data-panel="events"]')).to_be_visible()
-    page.get_by_role("button", name="Fork here").press("Enter")
-    expect(page.get_by_role("dialog")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_have_count(0)
-
-
 def test_chinese(open_page):
     """A browser in Chinese gets Chinese pages, and the choice of another language stays."""
     page = open_page(locale="zh-CN")

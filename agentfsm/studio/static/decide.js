@@ -3,7 +3,7 @@ import { api } from "./api.js";
 import { h } from "./dom.js";
 import { count, json, until } from "./format.js";
 import { t } from "./i18n.js";
-import { actionButton, chip, runLink } from "./parts.js";
+import { actionButton, chip, openDialog, runLink } from "./parts.js";
 
 /** Return what tells an item from others; a new digest makes a new card. */
 export const itemKey = (item) => [item.kind, item.run_id, item.call_id, item.digest].join(" ");
@@ -57,7 +57,7 @@ function togetherCard(rootId, items, { done, asker = null }) {
   body.append(
     ...items.map((item, index) => h("label", { class: "choice" }, boxes[index], h("span", { class: "id" }, item.call_id), " ", h("code", {}, JSON.stringify(item.arguments)))),
     h("div", { class: "buttons" },
-      actionButton(t("Approve the chosen"), decide("approve"), { class: "primary" }),
+      approvalButton(t("Approve the chosen"), decide("approve"), () => items.filter((_, index) => boxes[index].checked).map((item) => h("p", {}, h("strong", {}, item.tool), " ", h("code", {}, JSON.stringify(item.arguments))))),
       actionButton(t("Reject the chosen"), decide("reject"), { class: "danger" })));
   const title = t("{n} calls of {tool}", { n: items.length, tool: items[0].tool });
   return h("section", { class: "decision together", "aria-label": title }, h("header", {}, h("strong", {}, title)), body);
@@ -95,6 +95,25 @@ export function decisionCard(rootId, item, { done, link = false, posted = null, 
     item.error && h("p", { class: "error" }, item.error),
     body,
     item.expires_at && h("p", { class: "soft expires" }, until(item.expires_at)));
+}
+
+/**
+ * The button of an approval. The key for it asks first: `show()` returns what would be approved.
+ *
+ * @param {string} text
+ * @param {() => Promise<void>} act
+ * @param {() => any} show
+ */
+function approvalButton(text, act, show) {
+  const element = actionButton(text, act, { class: "primary" });
+  element.classList.add("approves");
+  element.addEventListener("approve", () => openDialog(t("Approve this?"), (dialog) => h("div", {}, show(), h("div", { class: "buttons" },
+    actionButton(element.firstElementChild?.textContent ?? text, async () => {
+      await act();
+      dialog.close();
+    }, { class: "primary", autofocus: true }),
+    h("button", { type: "button", onclick: () => dialog.close() }, t("Cancel"))))));
+  return element;
 }
 
 function describePosted(posted, asker) {
@@ -160,12 +179,15 @@ function approval(item, send) {
     const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
     return isObject ? { value, isEdited: json(value) !== before } : { error: t("The arguments are a JSON object.") };
   };
-  const approve = actionButton(t("Approve"), async () => {
+  const approve = approvalButton(t("Approve"), async () => {
     const { error, value, isEdited } = read();
     if (error) throw new Error(error);
     const edited = isEdited ? { arguments: value } : {};
     await send("approve", { call_id: item.call_id, digest: item.digest, ...edited });
-  }, { class: "primary" });
+  }, () => {
+    const { error, value } = read();
+    return [h("p", {}, h("strong", {}, item.tool), " ", item.description), error ? h("p", { class: "error" }, error) : argumentList(value)];
+  });
   editor.addEventListener("input", () => {
     const { error, isEdited } = read();
     problem.hidden = !error;

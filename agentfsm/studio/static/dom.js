@@ -92,7 +92,7 @@ export function s(tag, attributes, ...children) {
 }
 
 /**
- * Replace the content of an element.
+ * Replace the content of an element. A link that has the focus keeps it, if the new content has the same one.
  *
  * @template {Element} T
  * @param {T} element
@@ -100,8 +100,12 @@ export function s(tag, attributes, ...children) {
  * @returns {T}
  */
 export function fill(element, ...children) {
+  const focused = document.activeElement;
+  const address = focused && element.contains(focused) && focused.getAttribute("href");
   element.replaceChildren();
-  return append(element, children);
+  append(element, children);
+  if (address) [...element.querySelectorAll("a")].find((link) => link.getAttribute("href") === address)?.focus({ preventScroll: true });
+  return element;
 }
 
 /**

@@ -4,6 +4,7 @@ import { api, credentials } from "./api.js";
 import { permits, readCaller } from "./caller.js";
 import { every, fill, h } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
+import { showKeys, useKeys } from "./keyboard.js";
 import { PAGES } from "./pages/index.js";
 import { run } from "./pages/run.js";
 import { empty, failure } from "./parts.js";
@@ -101,12 +102,13 @@ function buildFrame() {
   chosen.value = language();
   document.documentElement.lang = language() === "zh" ? "zh-CN" : "en";
   const signOut = credentials.get() && h("button", { type: "button", class: "quiet", onclick: () => { credentials.clear(); location.reload(); } }, t("Sign out"));
+  const keys = h("button", { type: "button", class: "quiet keyboard", onclick: showKeys }, t("Keyboard"));
   document.body.replaceChildren(
     h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("Skip to the content")),
     h("nav", { "aria-label": t("Studio") },
       h("a", { class: "brand", href: "#/" }, h("img", { src: "icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "agentfsm", h("small", {}, "studio"))),
       h("div", { class: "links" }, links),
-      h("div", { class: "settings" }, theme, chosen, signOut)),
+      h("div", { class: "settings" }, theme, chosen, keys, signOut)),
     main);
 }
 
@@ -148,6 +150,7 @@ function start() {
   show();
   hideLinks();
   updateCounts();
+  useKeys();
   every(COUNT_MS, main, updateCounts);
 }
 

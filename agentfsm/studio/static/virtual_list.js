@@ -1,4 +1,4 @@
-// A list of any length, of which only the visible rows are in the page. Arrow keys select.
+// A list of any length, of which only the visible rows are in the page. Arrow keys select, and so do j and k.
 import { h } from "./dom.js";
 
 const ROW = 28;
@@ -47,8 +47,8 @@ export function virtualList(label, drawRow, onSelect) {
   element.addEventListener("scroll", draw, { passive: true });
   element.addEventListener("keydown", (event) => {
     const page = Math.floor(element.clientHeight / ROW);
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -count, End: count };
-    if (!(event.key in steps)) return;
+    const steps = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page, Home: -count, End: count };
+    if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     select(selected + steps[event.key]);
   });
