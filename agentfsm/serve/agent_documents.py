@@ -62,7 +62,7 @@ def list_tool_declarations(tool: Tool[..., Any]) -> list[str]:
         if field.name in _PARTS or field.name.startswith("_"):
             continue
         value = getattr(tool, field.name)
-        if value == field.default or value is None or value is False or value in ((), frozenset()):
+        if value == field.default or value is None or value is False or (isinstance(value, Collection) and not value):
             continue
         found.append(_describe_option(field.name, value))
     return found

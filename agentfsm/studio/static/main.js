@@ -55,8 +55,10 @@ async function show() {
   /** @type {any} */
   const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? missing;
   for (const link of links) {
-    if (link.dataset.path === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.path === name) {
+      link.setAttribute("aria-current", "page");
+      link.parentElement?.scrollTo({ left: link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2 });
+    } else link.removeAttribute("aria-current");
   }
   document.title = `${page.title ? t(page.title) : rest[0]} · agentfsm studio`;
   const host = h("div", { class: "page" });

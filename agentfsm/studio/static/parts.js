@@ -26,8 +26,11 @@ export function runLink(id, text, version) {
   return h("a", { href: `#/runs/${encodeURIComponent(id)}${version ? `?v=${version}` : ""}` }, text ?? id);
 }
 
+/** A text with the parts between backticks as code. */
+export const prose = (text) => text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+
 export function empty(title, ...text) {
-  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
+  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text.map((part) => (typeof part === "string" ? prose(part) : part))));
 }
 
 export function failure(error) {

@@ -3,7 +3,7 @@ import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { count, date, duration } from "../format.js";
 import { t } from "../i18n.js";
-import { card, chip, empty, failure, table, time } from "../parts.js";
+import { card, chip, empty, failure, prose, table, time } from "../parts.js";
 
 const REFRESH_MS = 60000;
 const DAYS = 1;
@@ -49,7 +49,7 @@ function drawFiring(firing, rule) {
     h("h2", {}, chip("failed", t("fires")), ` ${rule.name} · ${nameOf(firing)}`),
     h("p", {}, rule.text),
     h("p", {}, t(rule.is_minimum ? "{value}, below {threshold}, since" : "{value}, above {threshold}, since", { value: number(firing.worst), threshold: number(rule.threshold) }), " ", time(firing.since)),
-    h("p", {}, h("strong", {}, t("What to do")), ": ", rule.action),
+    h("p", {}, h("strong", {}, t("What to do")), ": ", prose(rule.action)),
     agent && h("p", {}, h("a", { href: `#/runs?agent=${encodeURIComponent(agent)}` }, t("its runs"))));
 }
 
@@ -63,10 +63,9 @@ function drawOver(over) {
 }
 
 function drawRules(rules, firing) {
-  return table(t("Rules"), [t("Rule"), t("Status"), t("Meaning"), [t("Threshold")], t("Window"), [t("At least")]], rules.map((each) => h("tr", { "data-rule": each.name },
-    h("th", { scope: "row" }, each.name),
+  return table(t("Rules"), [t("Rule"), t("Status"), [t("Threshold")], t("Window"), [t("At least")]], rules.map((each) => h("tr", { "data-rule": each.name },
+    h("th", { scope: "row", class: "rule" }, each.name, h("p", { class: "small" }, each.text, " ", h("span", { class: "soft" }, prose(each.action)))),
     h("td", {}, firing.has(each.name) ? chip("failed", t("fires")) : chip("done", t("quiet"))),
-    h("td", { class: "task" }, each.text, h("small", { class: "soft" }, ` ${each.action}`)),
     h("td", { class: "number" }, `${each.is_minimum ? "<" : ">"} ${number(each.threshold)}${each.has_baseline ? " ×" : ""}`),
     h("td", { class: "nowrap" }, duration(each.window_s)),
     h("td", { class: "number" }, each.at_least || "–"))));

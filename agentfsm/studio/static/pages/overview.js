@@ -64,22 +64,23 @@ function drawMetrics({ is_whole, summary, steps, step_s }) {
   const [done, failed, cancelled, usd] = ["done", "failed", "cancelled", "usd"].map(sum);
   const tasks = t("Tasks by end: {done} completed, {failed} failed, {cancelled} cancelled.", { done: count(done), failed: count(failed), cancelled: count(cancelled) });
   return [
-    card(t("Tasks of production"), facts([
+    h("div", { class: "cards" }, card(t("Tasks of production"), facts([
       [t("Ended"), count(done + failed + cancelled)],
       [t("Success"), share(summary.task_success_rate)],
       [t("Errors"), share(summary.error_rate)],
       [t("Time a run"), summary.latency_s && duration(summary.latency_s.mean), summary.latency_s && `P95 ${duration(summary.latency_s.p95)}`],
       [t("Turns a run"), summary.avg_rounds_per_task?.toFixed(1)],
       [t("Tokens"), compact(summary.input_tokens + summary.output_tokens)],
-      [t("Cost"), money(usd)],
       [t("Rating"), summary.user_satisfaction?.toFixed(1), `(${count(summary.ratings)})`],
     ]),
     drawBars(tasks, steps.map((each) => ({ name: name(each.at), title: `${date(each.at)}: ${each.done} / ${each.failed} / ${each.cancelled}`, parts: [{ kind: "good", value: each.done }, { kind: "bad", value: each.failed }, { kind: "soft", value: each.cancelled }] })), count),
     h("p", { class: "soft small" }, tasks)),
     card(t("Cost"), drawBars(t("Cost: {usd}.", { usd: money(usd) }), steps.map((each) => ({ name: name(each.at), title: `${date(each.at)}: ${money(each.usd)}`, parts: [{ kind: "cost", value: each.usd }] })), money),
-      h("details", {}, h("summary", {}, t("Figures")), drawSteps(steps, name))),
-    done + failed + cancelled > 0 && card(t("Stop reasons"), drawOutcomes(summary.outcomes)),
-    summary.tools.length > 0 && card(t("Tools"), drawTools(summary.tools)),
+      h("p", { class: "soft small" }, t("Cost: {usd}.", { usd: money(usd) })),
+      h("details", {}, h("summary", {}, t("Figures")), drawSteps(steps, name)))),
+    h("div", { class: "cards" },
+      done + failed + cancelled > 0 && card(t("Stop reasons"), drawOutcomes(summary.outcomes)),
+      summary.tools.length > 0 && card(t("Tools"), drawTools(summary.tools))),
   ];
 }
 

@@ -8,6 +8,8 @@ import { empty, failure, runLink, time } from "../parts.js";
 import { countWaiting } from "../waits.js";
 
 const REFRESH_MS = 3000;
+// Runs that are shown at once, the newest.
+const PAGE = 50;
 
 export const waiting = {
   path: "waiting",
@@ -25,7 +27,7 @@ export const waiting = {
 
     async function load() {
       try {
-        const { runs } = await api.runs({ waiting: "true", limit: 200 });
+        const [{ runs, after }, number] = await Promise.all([api.runs({ waiting: "true", limit: PAGE }), waiting.count()]);
         const found = [];
         for (const row of runs.filter((each) => !each.parent)) {
           const seen = known.get(row.id);
@@ -33,6 +35,7 @@ export const waiting = {
           found.push(known.get(row.id));
         }
         draw(found.filter((run) => run.pending.length));
+        fill(summary, t("{n} runs wait", { n: number }), after !== null && [" · ", t("the newest {n} are here", { n: PAGE })]);
       } catch (error) {
         fill(list, failure(error));
         shown.clear();
@@ -48,7 +51,6 @@ export const waiting = {
         return shown.get(key);
       });
       for (const key of shown.keys()) if (!keys.has(key)) shown.delete(key);
-      summary.textContent = t("{n} runs wait", { n: found.filter((run) => ["waiting", "paused"].includes(run.status)).length });
       if (!sections.length) return fill(list, empty(t("Nothing waits"), t("Approvals, questions and unknown outcomes appear here.")));
       const unchanged = sections.length === list.children.length && sections.every((section, index) => list.children[index] === section);
       return unchanged ? list : fill(list, sections);
