@@ -313,11 +313,11 @@ class Gateway:
         messages = [_distrust(each) for each in admit_messages(messages, caller.user)]
         run_id, known = new_id(), None
         if key is not None:
-            if not (hook or is_key(key)):
-                raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
+            if not hook:
+                check_key(key)
             run_id, known = await self.find_keyed_run(caller, key, hook=hook)
         if known is not None and known.agent != chosen.name:
-            raise _taken_key_error()
+            raise taken_key_error()
         session_id = None if session is None else caller.qualify_session(session)
         options: StartOptions = {}
         if (rollout := self.rollouts.get(chosen.name)) is not None:
@@ -353,7 +353,7 @@ class Gateway:
             needs_deps = chosen.driver.config.resolve_deferred is not None
             stored = await chosen.submit(run, deps=await self.resolve_deps(run) if needs_deps else None)
         if stored.header.agent != chosen.name:  # another request was faster
-            raise _taken_key_error()
+            raise taken_key_error()
         return stored, stored.header.nonce == run.header.nonce  # of racing requests, the store has the header of one
 
     async def find_keyed_run(self, caller: Caller, key: str, *, hook: str = "") -> tuple[str, Header | None]:
@@ -523,5 +523,16 @@ def _distrust(message: Message) -> Message:
     return message
 
 
-def _taken_key_error() -> ConflictError:
+def check_key(key: str) -> None:
+    """Check a key of a request.
+
+    Raises:
+        MisuseError: when it is empty, too long or not printable.
+    """
+    if not is_key(key):
+        raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
+
+
+def taken_key_error() -> ConflictError:
+    """Return the error of a key that stands for another request."""
     return ConflictError("this `Idempotency-Key` is taken: choose another one")

@@ -19,6 +19,7 @@ from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
+from agentfsm.serve.gateway import check_key, taken_key_error
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.rate_limits import NO_LIMITS
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
@@ -60,8 +61,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
         traceparent=read_traceparent(request),
     )
     found = await gateway.wait_for(started.id, body.wait_s) if body.wait_s else started
-    headers = {"location": locate_run(request.scope, started.id)}
-    return JSONDocument(await build_run_document(gateway.runs.store, found), 201 if is_new else 200, headers)
+    return await _describe_start(gateway, request, found, 201 if is_new else 200)
 
 
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -234,7 +234,10 @@ async def continue_run(gateway: Gateway, request: Request, caller: Caller, _body
 
 
 async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
-    """Start a run from the first events of another."""
+    """Start a run from the first events of another.
+
+    A second request of the user with the same `Idempotency-Key` returns the same run.
+    """
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
     is_foreign = not gateway.agents and gateway.continuation is not None
     run = await gateway.load(header) if is_foreign else None
@@ -243,17 +246,23 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
-    fork_id = new_id()
     owner = caller  # a fork is a run of the same user
     if header.user != caller.user:
         owner = attrs.evolve(caller, user=header.user or "", limits=NO_LIMITS)
+    fork_id = new_id()
+    if (key := request.headers.get("idempotency-key")) is not None:
+        check_key(key)
+        fork_id, known = await gateway.find_keyed_run(owner, key)
+        if known is not None:
+            is_same = (known.forked_from, known.withhold) == (header.id, body.withhold)
+            if not is_same or body.at not in {None, known.forked_at} or prompt not in {None, known.prompt}:
+                raise taken_key_error()
+            return await _describe_start(gateway, request, await gateway.load(known), 200)
     async with gateway.admission.admit_run(owner, agent.name, fork_id):
         run = await agent.fork(
             header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold, by=caller.user
         )
-    return JSONDocument(
-        await build_run_document(gateway.runs.store, run), 201, {"location": locate_run(request.scope, run.id)}
-    )
+    return await _describe_start(gateway, request, run, 201)
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
@@ -269,6 +278,11 @@ async def delete(gateway: Gateway, request: Request, caller: Caller, _body: obje
     header = await gateway.open_run(request.path_params["run_id"], caller)
     await gateway.runs.delete(header.id)
     return Response(status_code=204)
+
+
+async def _describe_start(gateway: Gateway, request: Request, run: Run, status: int) -> Response:
+    headers = {"location": locate_run(request.scope, run.id)}
+    return JSONDocument(await build_run_document(gateway.runs.store, run), status, headers)
 
 
 async def _accept(gateway: Gateway, run_id: str) -> Response:

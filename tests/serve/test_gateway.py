@@ -407,6 +407,26 @@ async def test_a_fork_that_withholds_its_calls():
         await client.post(f"{path}/cancel", json={})
 
 
+async def test_a_fork_that_is_asked_for_again_is_the_first_one():
+    """The key stands for this fork only, and for its user; what differs from the first request is refused."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named())).json()
+
+        async def fork(headers, **body):
+            sent = {"json": body, "headers": headers | {"idempotency-key": "f"}}
+            answer = await client.post(f"/v1/runs/{run['id']}/fork", **sent)
+            return answer.status_code, answer.json().get("id")
+
+        status, made = await fork(named(), at=1, withhold=True)
+        assert status == 201
+        assert await fork(named(), at=1, withhold=True) == (200, made)
+        for body in ({"at": 0, "withhold": True}, {"at": 1}, {"at": 1, "withhold": True, "prompt": "another"}):
+            assert await fork(named(), **body) == (409, None)
+        [copy] = [each for each in (await client.get("/v1/runs")).json()["runs"] if each["id"] != run["id"]]
+        assert copy["id"] == made
+        await client.post(f"/v1/runs/{run['id']}/cancel", json={})
+
+
 @pytest.mark.parametrize(
     ("content", "content_type", "status"),
     [

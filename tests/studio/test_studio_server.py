@@ -44,6 +44,53 @@ def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path)
     page.complaints.clear()
 
 
+def test_nothing_is_sent_twice_to_a_server_that_dies(open_page, browser, tmp_path):
+    """It dies before it has answered a message, and before it gets an approval; a fork's answer is lost on the way."""
+    (tmp_path / "agents.py").write_text(AGENTS.read_text(encoding="utf-8"), encoding="utf-8")
+    words = ("serve", "agents:shop", "--studio", "--http", f"127.0.0.1:{free_port()}")
+
+    def lose_answer(route):
+        route.fetch()
+        route.abort()
+
+    def kill():
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def count_runs():
+        return len(httpx.get(url.replace("/studio/", "/v1/runs"), timeout=60).json()["runs"])
+
+    with serving(tmp_path, *words) as (process, url):
+        page = open_page(url=f"{url}#/talk")
+        page.route("**/v1/runs", lambda route: (route.fetch(), kill(), route.abort()), times=1)
+        page.get_by_label("Message").fill("Settle my invoices")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").first).to_have_text("The server does not answer.")
+    with serving(tmp_path, *words) as (process, url):
+        page.keyboard.press("Enter")
+        approve = page.locator(".said .decision").get_by_role("button", name="Approve", exact=True)
+        expect(approve).to_be_visible()
+        assert count_runs() == 1
+        kill()
+        approve.click()
+        expect(page.locator(".said .decision .error:visible")).to_have_text("The server does not answer.")
+    with serving(tmp_path, *words) as (process, url):
+        approve.click()
+        expect(page.locator(".bubble.theirs").last).to_contain_text("Invoice 17 is paid.")
+        page.get_by_role("link", name="turn 1").first.click()
+        page.get_by_role("button", name="Fork here").click()
+        page.get_by_role("dialog").get_by_role("button", name="Fork", exact=True).click()
+        page.route("**/fork", lose_answer, times=1)
+        page.get_by_role("button", name="Withhold the calls").click()
+        expect(page.get_by_role("dialog").get_by_role("alert").and_(page.locator(":visible"))).to_be_visible()
+        page.get_by_role("button", name="Withhold the calls").click()
+        expect(page.locator("header.run .line")).to_contain_text("forked from")
+        assert count_runs() == 2
+    assert (tmp_path / "paid.txt").read_text(encoding="utf-8") == "DE02 12900\n"
+    assert all("ERR_" in each for each in page.complaints)
+    page.complaints.clear()
+
+
 def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path):
     """`agentfsm studio` prints a URL with a key, which leaves the address at once and works in other tabs."""
     store = studio.folder / ".agentfsm" / "runs.db"

@@ -56,6 +56,24 @@ function query(values) {
 /** Return a random key for a request, with which it may be sent again. */
 export const newKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
+/**
+ * Let a request take effect once: until it has an answer, the same body is sent again with the same key.
+ *
+ * @template B, A
+ * @param {(body: B, key: string) => Promise<A>} request
+ * @returns {(body: B) => Promise<A>}
+ */
+export function once(request) {
+  let sent = { text: "", key: "" };
+  return async (body) => {
+    const text = JSON.stringify(body);
+    if (sent.text !== text) sent = { text, key: newKey() };
+    const answer = await request(body, sent.key);
+    sent = { text: "", key: "" };
+    return answer;
+  };
+}
+
 const runPath = (id, rest = "") => `/v1/runs/${encodeURIComponent(id)}${rest}`;
 
 export const api = {
@@ -68,7 +86,7 @@ export const api = {
   shown: (id, turn) => read("GET", runPath(id, `/request${query({ turn })}`)),
   diff: (id, values) => read("GET", runPath(id, `/diff${query(values)}`)),
   replay: (id) => read("GET", runPath(id, "/replay")),
-  fork: (id, body) => read("POST", runPath(id, "/fork"), body),
+  fork: (id, body, key) => read("POST", runPath(id, "/fork"), body, { headers: { "idempotency-key": key } }),
   act: (id, verb, body) => read("POST", runPath(id, `/${verb}`), body),
   agents: () => read("GET", "/v1/agents"),
   agent: (name) => read("GET", `/v1/agents/${encodeURIComponent(name)}`),

@@ -1,5 +1,5 @@
 // Cards of what waits for a person: approve, reject, answer, settle, send input, resume.
-import { api } from "./api.js";
+import { api, once } from "./api.js";
 import { h } from "./dom.js";
 import { count, json, until } from "./format.js";
 import { t } from "./i18n.js";
@@ -275,9 +275,10 @@ function buildForm(each) {
 
 function input(item, send) {
   const text = h("textarea", { rows: 3 });
+  const post = once((body, key) => send("input", { ...body, key }));
   const act = async () => {
     if (!text.value.trim()) throw new Error(t("Write a text first."));
-    await send("input", { text: text.value });
+    await post({ text: text.value });
   };
   return [field(t("Text for the model"), text), h("div", { class: "buttons" }, actionButton(t("Send"), act, { class: "primary" }))];
 }

@@ -1,5 +1,5 @@
 // The dialog that forks a run, with another first message or with an edited event. A fork that can act is confirmed.
-import { api } from "./api.js";
+import { api, once } from "./api.js";
 import { h } from "./dom.js";
 import { json } from "./format.js";
 import { t } from "./i18n.js";
@@ -41,9 +41,10 @@ export function openFork(model, edited = null) {
     }
     return body;
   }
+  const fork = once((body, key) => api.fork(model.id, body, key));
   openDialog(t("Fork this run"), (dialog) => {
     const make = async (withhold) => {
-      const made = await api.fork(model.id, { ...read(), withhold });
+      const made = await fork({ ...read(), withhold });
       dialog.close();
       location.hash = `#/runs/${encodeURIComponent(made.id)}`;
     };

@@ -6,6 +6,7 @@ import { load } from "./page.mjs";
 
 const format = await load("format.js");
 const { escapeHidden, h } = await load("dom.js");
+const { once } = await load("api.js");
 const { keepAddress, readAddress } = await load("address.js");
 
 const each = (act, cases) => cases.forEach(([given, wanted]) => assert.equal(act(given), wanted, JSON.stringify(given)));
@@ -46,4 +47,14 @@ test("what is chosen stands in the address of its own page", () => {
   assert.equal(location.hash, "#/runs?agent=a+b");
   keepAddress("costs", { by: "user" });
   assert.deepEqual([readAddress().path, location.hash], ["runs", "#/runs?agent=a+b"]);
+});
+
+test("a request without an answer is sent again with its key", async () => {
+  const keys = [];
+  const send = once(async (_body, key) => {
+    keys.push(key);
+    if (keys.length === 1 || keys.length === 3) throw new Error("lost");
+  });
+  for (const body of ["a", "a", "a", "b"]) await send(body).catch(() => {});
+  assert.deepEqual([keys[1] === keys[0], new Set(keys).size], [true, 3]);
 });

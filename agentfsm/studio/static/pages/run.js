@@ -1,6 +1,6 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
 import { keepAddress } from "../address.js";
-import { api } from "../api.js";
+import { api, once } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
 import { clock, compact, costOf, count, date, duration, money } from "../format.js";
@@ -263,9 +263,10 @@ function buildActions(model) {
     await api.act(model.id, verb, body());
     model.loadDetails();
   };
+  const post = once((body, key) => act("input", () => ({ ...body, key }))());
   const send = actionButton(t("Send"), async () => {
     if (!text.value.trim()) return;
-    await act("input", () => ({ text: text.value }))();
+    await post({ text: text.value });
     text.value = "";
   });
   const open = h("div", { class: "controls" },

@@ -1,6 +1,6 @@
 // Talk: start a run of an agent, and go on with its conversation.
 import { keepAddress } from "../address.js";
-import { api, newKey } from "../api.js";
+import { api, newKey, once } from "../api.js";
 import { attachmentList } from "../attachments.js";
 import { runBubbles } from "../bubbles.js";
 import { every, fill, h } from "../dom.js";
@@ -28,7 +28,8 @@ export const talk = {
     let session = parameters.get("session") ?? "";
     let said = []; // runs of the session, in their order
     let opened = 0;
-    let failed = null; // request that had no answer: sent again, it has the same key
+    const start = once(api.start);
+    const write = once(([id, message], key) => api.act(id, "input", { text: message, key }));
     const log = h("div", { class: "talk-log", role: "log", "aria-label": t("Conversation") });
     const earlier = h("div", {});
     const greeting = empty(t("A new conversation"), t("Enter sends a message, Shift+Enter begins a new line."));
@@ -147,27 +148,23 @@ export const talk = {
       complain("");
       const open = last()?.isOpen() ? last() : null;
       session ||= `talk-${newKey().slice(0, 8)}`;
-      const body = JSON.stringify([open?.model.id, agent.value, session, prompt]);
-      const key = failed?.body === body ? failed.key : newKey();
       const own = opened;
       try {
         if (open) {
-          await api.act(open.model.id, "input", { text: prompt, key });
+          await write([open.model.id, prompt]);
           open.texts.push(words);
           open.model.draw();
         } else {
-          const run = await api.start({ prompt, agent: agent.value, session }, key);
+          const run = await start({ prompt, agent: agent.value, session });
           if (own !== opened) return; // the reader has gone elsewhere
           if (![...sessions.options].some((each) => each.value === session)) sessions.append(h("option", { value: session }, `${session} · ${words.slice(0, 60)}`));
           sessions.value = session;
           keepChoice();
           addRun(run.id, { isNew: true, prompt: words });
         }
-        failed = null;
         done();
         window.scrollTo(0, document.documentElement.scrollHeight);
       } catch (error) {
-        failed = { body, key };
         complain(error.message);
       } finally {
         update();
