@@ -34,7 +34,7 @@ SOAK_serve := $(SERVE)  ## 13 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed recorded stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
-.PHONY: help demo test check types lowest matrix bench soak docs site reference diagram vendor format clean
+.PHONY: help demo test check types lowest matrix bench soak docs site reference diagram pictures vendor format clean
 
 help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -131,6 +131,9 @@ reference: $(VENV)/ready  ## write the API reference to build/reference, from th
 
 diagram: $(VENV)/ready  ## draw the pictures of docs: the machine, timelines, a terminal
 	$(BIN)/python tests/draw.py
+
+pictures: $(VENV)/ready  ## take the pictures of the studio in docs, and with FOLDER=... of every page
+	$(BIN)/python -m tests.draw_studio $(FOLDER)
 
 vendor:  ## fetch the Markdown parser of the studio from npm again, after a change of its version above
 	cd "$$(mktemp -d)" && npm pack --silent markdown-it@$(MARKDOWN_IT) && tar -xzf *.tgz \

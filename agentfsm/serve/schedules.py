@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
 
-# Next times of a schedule; newest times in which its last run is looked for; overdue times that are counted.
+# Next times of a schedule; newest times whose runs are looked for; overdue times that are counted.
 NEXT_TIMES: Final = 3
-PAST_TIMES: Final = 5
+PAST_TIMES: Final = 8
 MAX_OVERDUE: Final = 100
 _FIELDS: Final = ("name", "agent", "cron", "tz", "missed", "prompt", "user", "paused", "conflicts", "last_conflict")
 
@@ -75,7 +75,7 @@ def _is_shown(gateway: Gateway, schedule: Schedule, caller: Caller) -> bool:
 async def _describe(gateway: Gateway, schedule: Schedule) -> dict[str, Any]:
     store = gateway.runs.store
     document: dict[str, Any] = {name: getattr(schedule, name) for name in _FIELDS}
-    document |= {"due": [*schedule.due], "overdue": [], "next": [], "last": None, "error": ""}
+    document |= {"due": [*schedule.due], "overdue": [], "skipped": [], "next": [], "last": None, "error": ""}
     try:
         times, now = schedule.parse_times(), await store.now()
         document["next"] = [at.timestamp() for at in await Schedules(store).next_times(schedule.name, NEXT_TIMES)]
@@ -83,13 +83,24 @@ async def _describe(gateway: Gateway, schedule: Schedule) -> dict[str, Any]:
         return document | {"error": str(error)}
     if not schedule.paused:
         document["overdue"] = times.list_newest(schedule.done_until, now - ON_TIME_S, MAX_OVERDUE)
+    without: list[float] = []
     for at in reversed(times.list_newest(0.0, now, PAST_TIMES)):
-        with suppress(RunNotFoundError):
-            run_id = scheduled_run_id(schedule.name, at)
-            if schedule.owns(await gateway.runs.header(run_id)):
+        run_id = scheduled_run_id(schedule.name, at)
+        if await _has_run(gateway, schedule, run_id):
+            if document["last"] is None:
                 rows = await build_row_documents(store, await store.runs(Filter(id=run_id), limit=1))
-                return document | {"last": {"at": at, "run": rows[0] if rows else None}}
+                document["last"] = {"at": at, "run": rows[0] if rows else None}
+            document["skipped"] = [*without]  # before the oldest run, the schedule may not have been there
+        elif at <= schedule.done_until and at not in schedule.due:
+            without.insert(0, at)
     return document
+
+
+async def _has_run(gateway: Gateway, schedule: Schedule, run_id: str) -> bool:
+    try:
+        return schedule.owns(await gateway.runs.header(run_id))
+    except RunNotFoundError:
+        return False
 
 
 SCHEDULES: Final = RouteGroup(

@@ -73,14 +73,16 @@ async def test_schedules_over_http():
     schedule = await schedules.add(agent, "nightly", cron="0 3 * * *", prompt="Settle {logical_date}")
     await schedules.add(agent, "theirs", cron="0 4 * * *", prompt="x", tenant="acme")
     times = schedule.parse_times()
-    [last] = times.list_newest(0.0, schedule.done_until, 1)
-    await create_scheduled_run(agent, schedule, times, last)
+    *_, first, skipped, last = times.list_newest(0.0, schedule.done_until, 5)
+    for at in (first, last):
+        await create_scheduled_run(agent, schedule, times, at)
     async with serving(agent) as client:
         document = (await client.get("/v1/schedules", headers=named("eve", scopes="approve"))).json()
         [found] = document["schedules"]
         assert (found["name"], found["paused"], found["overdue"], document["unreadable"]) == ("nightly", False, [], [])
         assert found["next"] == [each.timestamp() for each in await schedules.next_times("nightly", 3)]
         assert (found["last"]["at"], found["last"]["run"]["agent"]) == (last, "shop")
+        assert found["skipped"] == [skipped]  # what was before the first run is not known
         for name, caller in (("nightly", named("eve", scopes="approve")), ("nightly", named("eve", "acme", "admin"))):
             refused = await client.post(f"/v1/schedules/{name}/pause", headers=caller)
             assert refused.status_code in {400, 403}

@@ -106,7 +106,7 @@ export const ZH = {
   "The request before is no beginning of this one from here on: {part}": "上一请求从此处起不再是本请求的开头：{part}", "{n} tokens were read anew: {why}": "{n} 个词元被重新读取：{why}", "setting {name}": "设置 {name}",
   "Settings of the request": "请求的设置", "new": "新", "in {n} turns": "在 {n} 轮中", "Only administrators see the instructions.": "只有管理员能看到指令。", "score": "得分", "from run": "来自运行",
   "given to the memory": "直接写入记忆", "reminder": "提醒", "profile": "用户资料", "memory": "记忆", "sent tools": "工具", "sent instructions": "指令", "sent history": "对话", "sent results": "结果",
-  "the newest {n} are here": "此处为最新的 {n} 个", "Keyboard": "键盘", "Go to the search box": "转到搜索框", "Next row, or next event in their list": "下一行，或列表中的下一个事件", "Row before": "上一行", "Open the row": "打开该行",
+  "the newest {n} are here": "此处为最新的 {n} 个", "Times without a run, of the last ones": "最近没有运行的时间", "Keyboard": "键盘", "Go to the search box": "转到搜索框", "Next row, or next event in their list": "下一行，或列表中的下一个事件", "Row before": "上一行", "Open the row": "打开该行",
   "Approve the chosen call, after a question": "确认后批准所选调用", "Leave a field, or close a dialog": "离开输入框，或关闭对话框", "Show these keys": "显示这些按键", "Single keys are on": "启用单键快捷键",
   "Approve this?": "批准此项？", "Cancel": "取消",
   "sent recalled": "回忆", "sent plan": "计划", "sent note": "提醒", "sent media": "图片与文件", "sent answer": "回答", "sent messages": "消息",

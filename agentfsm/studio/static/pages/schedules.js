@@ -52,6 +52,7 @@ function draw(found, load) {
     !found.paused && found.next.length > 0 && h("p", { "data-next": "" }, t("Next"), ": ", found.next.map(date).join(" · ")),
     found.paused && h("p", { class: "soft" }, t("It starts no runs until it is resumed.")),
     found.overdue.length > 0 && h("p", { class: "error", "data-overdue": "" }, t("{n} times are overdue, since {at}: no worker of the agent has looked.", { n: count(found.overdue.length), at: date(found.overdue[0]) })),
+    found.skipped.length > 0 && h("p", { class: "soft", "data-skipped": "" }, t("Times without a run, of the last ones"), ": ", found.skipped.map(date).join(" · ")),
     found.due.length > 0 && h("p", { class: "soft" }, t("{n} runs of before are still to be started.", { n: count(found.due.length) })),
     found.conflicts > 0 && h("p", { class: "error" }, t("{n} times got no run, because another run had its id; the newest is", { n: count(found.conflicts) }), " ", runLink(found.last_conflict)),
     change && h("div", { class: "buttons" }, change)));
