@@ -6,7 +6,12 @@ export function readAddress() {
   return { path, parameters: new URLSearchParams(search) };
 }
 
-/** Keep what is chosen in the query. Another page's address, to which the reader has gone by now, is left alone. */
+/**
+ * Keep what is chosen in the query. Another page's address, to which the reader has gone by now, is left alone.
+ *
+ * @param {string} path
+ * @param {Record<string, string>} chosen
+ */
 export function keepAddress(path, chosen) {
   if (readAddress().path !== path) return;
   const query = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value)).toString();

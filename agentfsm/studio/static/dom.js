@@ -26,7 +26,11 @@ function hiddenParts(text) {
   return parts;
 }
 
-/** Return a text with each hidden character as ⟨U+202E⟩, for places that take no elements. */
+/**
+ * Return a text with each hidden character as ⟨U+202E⟩, for places that take no elements.
+ *
+ * @param {any} text
+ */
 export function escapeHidden(text) {
   return hiddenParts(String(text)).map((part) => (part.isHidden ? `⟨${part.text}⟩` : part.text)).join("");
 }
@@ -53,6 +57,10 @@ export function append(element, children) {
   return element;
 }
 
+/**
+ * @param {any} element
+ * @param {Record<string, any> | null | undefined} attributes
+ */
 function setAll(element, attributes) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;

@@ -2,6 +2,7 @@
 import { ZH } from "./zh.js";
 
 const OUTCOMES = ["done", "failed", "cancelled", "rejected", "skipped", "unknown", "running", "approved", "paused", "closed", "finished"];
+/** @type {Record<string, string>} */
 const EN = {
   ...Object.fromEntries(OUTCOMES.map((word) => [`call ${word}`, word])),
   "call intended": "not started",
@@ -65,12 +66,18 @@ const chosen = localStorage.getItem(STORED) ?? (navigator.language.toLowerCase()
 
 export const language = () => chosen;
 
+/** @param {string} name */
 export function setLanguage(name) {
   localStorage.setItem(STORED, name);
   location.reload();
 }
 
-/** Return a text in the language of the page, with {names} replaced by values. */
+/**
+ * Return a text in the language of the page, with {names} replaced by values.
+ *
+ * @param {string} text
+ * @param {Record<string, any>} [values]
+ */
 export function t(text, values = {}) {
   const found = (chosen === "zh" && ZH[text]) || EN[text] || text;
   return found.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));

@@ -4,7 +4,13 @@ import { h } from "./dom.js";
 const ROW = 28;
 const SPARE = 8;
 
-/** Return `{element, update(count), select(index)}`. `drawRow(index)` returns the content of a row. */
+/**
+ * Return `{element, update(count), select(index)}`. `drawRow(index)` returns the content of a row.
+ *
+ * @param {string} label
+ * @param {(index: number) => any} drawRow
+ * @param {(index: number) => void} onSelect
+ */
 export function virtualList(label, drawRow, onSelect) {
   const space = h("div", { class: "space" });
   const element = h("div", { class: "virtual", role: "listbox", tabindex: 0, "aria-label": label }, space);
@@ -34,6 +40,7 @@ export function virtualList(label, drawRow, onSelect) {
     else element.removeAttribute("aria-activedescendant");
   }
 
+  /** @param {number} index */
   function select(index, isQuiet = false) {
     if (!count) return;
     selected = Math.min(count - 1, Math.max(0, index));
@@ -47,6 +54,7 @@ export function virtualList(label, drawRow, onSelect) {
   element.addEventListener("scroll", draw, { passive: true });
   element.addEventListener("keydown", (event) => {
     const page = Math.floor(element.clientHeight / ROW);
+    /** @type {Record<string, number>} */
     const steps = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page, Home: -count, End: count };
     if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -56,7 +64,7 @@ export function virtualList(label, drawRow, onSelect) {
   return {
     element,
     select,
-    update(length) {
+    update(/** @type {number} */ length) {
       const wasAtEnd = element.scrollTop + element.clientHeight >= count * ROW - ROW;
       const grew = length > count && count > 0;
       count = length;

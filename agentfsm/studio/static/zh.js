@@ -1,4 +1,5 @@
 // Chinese texts, by the English ones.
+/** @type {Record<string, string>} */
 export const ZH = {
   "Runs": "运行", "Waiting": "待处理", "Agents": "智能体", "Sessions": "会话", "Workers": "工作进程",
   "Skip to the content": "跳到正文", "Studio": "工作台", "Theme": "主题", "theme auto": "跟随系统", "theme light": "浅色", "theme dark": "深色",
