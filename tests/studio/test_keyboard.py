@@ -48,6 +48,7 @@ def test_single_keys_search_move_and_approve(open_page, studio):
     page.keyboard.press("a")
     expect(dialog).to_have_count(1)
     page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
     page.keyboard.press("a")
     expect(dialog.locator("dd")).to_have_text(["DE02", "12900"])
     page.keyboard.press("Escape")
