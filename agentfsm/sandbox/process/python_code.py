@@ -1,15 +1,26 @@
-"""Run Python code that a model wrote. The function below is loaded from this file, inside a sandbox."""
+"""Run Python code that a model wrote. The functions below are loaded from this file, inside a sandbox."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import builtins
 import contextlib
+import inspect
 import io
+import json
+import random
+import selectors
+import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 # Characters of the output of the code that are kept, and of the value of its last line.
-_MAX_PRINTED_CHARS: Final = 50_000
+MAX_PRINTED_CHARS: Final = 50_000
 _MAX_RESULT_CHARS: Final = 20_000
 _MAX_ERROR_CHARS: Final = 4_000
 _NAME: Final = "<code>"
@@ -27,12 +38,12 @@ class _Printed(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        self.kept.write(text[: max(0, _MAX_PRINTED_CHARS - self.chars)])
+        self.kept.write(text[: max(0, MAX_PRINTED_CHARS - self.chars)])
         self.chars += len(text)
         return len(text)
 
     def __str__(self) -> str:
-        dropped = self.chars - _MAX_PRINTED_CHARS
+        dropped = self.chars - MAX_PRINTED_CHARS
         return self.kept.getvalue() + (f"\n[... {dropped} more characters ...]" if dropped > 0 else "")
 
 
@@ -51,13 +62,13 @@ def run_code(code: str) -> dict[str, Any]:
     return {"printed": str(printed), "result": result, "error": error}
 
 
-def _split(code: str) -> tuple[Any, Any]:
+def _split(code: str, flags: int = 0) -> tuple[Any, Any]:
     """Return the compiled statements, and the compiled expression of the last line if it is one."""
     tree = ast.parse(code, _NAME)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = compile(ast.Expression(tree.body.pop().value), _NAME, "eval")  # type: ignore[attr-defined]
-    return compile(tree, _NAME, "exec"), last
+        last = compile(ast.Expression(tree.body.pop().value), _NAME, "eval", flags)  # type: ignore[attr-defined]
+    return compile(tree, _NAME, "exec", flags), last
 
 
 def _describe(error: BaseException) -> str:
@@ -72,3 +83,156 @@ def _describe(error: BaseException) -> str:
 
 def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}[... {len(text) - most} more characters ...]"
+
+
+def run_script(source: dict[str, Any]) -> dict[str, Any]:
+    """Run a script, a `ScriptSource`, until it waits for a call without an answer or ends; return a `ScriptStep`."""
+    script = _Script(source)
+    threading.Thread(target=script.run, daemon=True).start()  # it may wait for ever
+    script.stopped.wait()
+    return {"calls": script.calls, "printed": str(script.printed), "end": script.end}
+
+
+def bind_call(
+    tool: str, parameters: Mapping[str, Sequence[str]], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, as JSON values.
+
+    Raises:
+        NameError: if there is no such tool.
+        TypeError: if there are too many, one is given twice, or one is no JSON value.
+        ValueError: if one contains itself.
+    """
+    if tool not in parameters:
+        raise NameError(f"name '{tool}' is not defined")
+    names = parameters[tool]
+    if len(args) > len(names):
+        raise TypeError(
+            f"{tool}() takes {len(names)} arguments, and {len(args)} were given: {', '.join(names) or 'none'}"
+        )
+    given = dict(zip(names, args, strict=False))
+    if twice := given.keys() & kwargs.keys():
+        raise TypeError(f"{tool}() got two values for {', '.join(sorted(twice))}")
+    found: dict[str, Any] = json.loads(json.dumps({**given, **kwargs}))
+    return found
+
+
+class _Script:
+    """A script that runs in a thread, which stays behind when the script waits."""
+
+    def __init__(self, source: dict[str, Any]) -> None:
+        self.source = source
+        self.answers: list[dict[str, Any]] = source["answers"]
+        self.calls: list[dict[str, Any]] = []
+        self.printed = _Printed()
+        self.end: dict[str, Any] | None = None
+        self.stopped = threading.Event()
+        self.now: float = source["started_at"]
+        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+        names |= {tool: partial(self.call, tool) for tool in self.source["parameters"]}
+        random.seed(self.source["seed"])
+        time.time, time.sleep = lambda: self.now, self._sleep
+        asyncio.sleep = self._sleep_async  # type: ignore[assignment]
+        end: dict[str, Any] = {"value": None, "error": None}
+        with contextlib.redirect_stdout(self.printed), contextlib.redirect_stderr(self.printed):
+            try:
+                end["value"] = _to_json(self._execute(names))
+            except BaseException as raised:  # noqa: BLE001  whatever it raises is its result
+                end["error"] = _describe(raised)
+        self.end = end
+        self.stopped.set()
+
+    def _execute(self, names: dict[str, Any]) -> Any:
+        if not self.source["has_await"]:
+            body, last = _split(self.source["code"])
+            exec(body, names)  # noqa: S102  this is the purpose, in a sandbox
+            return None if last is None else eval(last, names)  # noqa: S307  as above
+        body, last = _split(self.source["code"], ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+        async def main() -> Any:
+            value = None
+            for code in (body, last):
+                value = None if code is None else eval(code, names)  # noqa: S307  as above
+                if code is not None and code.co_flags & inspect.CO_COROUTINE:
+                    value = await value
+            return value
+
+        self.loop = asyncio.SelectorEventLoop(_Selector(self._settle))
+        return self.loop.run_until_complete(main())
+
+    def call(self, tool: str, *args: Any, **kwargs: Any) -> Any:
+        """Make a call: return its result, or what the script has to await for it."""
+        number, is_awaited = self._record(tool, args, kwargs), self.loop is not None
+        if is_awaited and self.loop is not None:
+            self.waiting[number] = self.loop.create_future()
+            return self.waiting[number]
+        return self._wait(number)
+
+    def _record(self, tool: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        arguments = bind_call(tool, self.source["parameters"], args, kwargs)
+        frame = sys._getframe(1)  # noqa: SLF001  the documented way to the line of the caller
+        while frame.f_back is not None and frame.f_code.co_filename != _NAME:
+            frame = frame.f_back
+        self.calls.append({"tool": tool, "arguments": arguments, "line": frame.f_lineno})
+        return len(self.calls) - 1
+
+    def _wait(self, number: int) -> Any:
+        if number >= len(self.answers):
+            self._stop()
+        return self._read(self.answers[number])
+
+    def _read(self, answer: dict[str, Any]) -> Any:
+        self.now = max(self.now, answer["at"])
+        if answer["error"] is None:
+            return answer["value"]
+        kind: Callable[[str], Exception] = getattr(builtins, answer["error_kind"])
+        raise kind(answer["error"])
+
+    def _stop(self) -> None:
+        """Let the script wait for ever."""
+        self.stopped.set()
+        threading.Event().wait()
+
+    def _settle(self) -> None:
+        """Answer all calls that the script waits for, or let it wait."""
+        waiting, self.waiting = self.waiting, {}
+        if not waiting or max(waiting) >= len(self.answers):
+            self._stop()
+        for number, future in sorted(waiting.items()):
+            if future.done():  # the script has cancelled it
+                continue
+            try:
+                future.set_result(self._read(self.answers[number]))
+            except Exception as error:  # noqa: BLE001  the exception of the call
+                future.set_exception(error)
+
+    def _sleep(self, seconds: float) -> None:
+        self._wait(self._record("sleep", (seconds,), {}))
+
+    async def _sleep_async(self, delay: float, result: Any = None) -> Any:
+        await self.call("sleep", delay)
+        return result
+
+
+class _Selector(selectors.SelectSelector):
+    """Selector that shows when an event loop has nothing to do."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        super().__init__()
+        self._settle = settle
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None:
+            return super().select(timeout)
+        self._settle()
+        return []
+
+
+def _to_json(value: Any) -> Any:
+    """Return a value as JSON has it: sets as lists, and other values as Python shows them."""
+    shown = json.dumps(value, default=lambda each: sorted(each, key=repr) if isinstance(each, set) else repr(each))
+    return json.loads(shown)

@@ -1,0 +1,73 @@
+"""Tools as a script sees them: signatures of Python with types."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any, Final, get_type_hints
+
+from agentfsm.ports.model import ToolDefinition
+from agentfsm.tools.tool import Tool
+
+_TYPES: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+
+
+def write_stub(definition: ToolDefinition, tool: Tool[..., Any] | None = None) -> str:
+    """Return the signature of a tool, and its description as the docstring."""
+    schema: Mapping[str, Any] = definition.parameters
+    needed = schema.get("required") or ()
+    named = schema.get("properties") or {}
+    parameters = [
+        f"{name}: {_name_type(each)}" + ("" if name in needed else f" = {_name_default(each)}")
+        for name, each in sorted(named.items(), key=lambda item: item[0] not in needed)
+    ]
+    # Which of the optional ones come first may differ in the schema, so that all after the first of them have names.
+    text = " ".join(definition.description.split())
+    returned = "Any" if tool is None else _name_hint(find_return_hint(tool))
+    head = f"async def {definition.name}({', '.join(parameters)}) -> {returned}:"
+    return f"{head}\n    {json.dumps(text, ensure_ascii=False)}" if text else f"{head} ..."
+
+
+def list_parameters(definition: ToolDefinition) -> tuple[str, ...]:
+    """Return the names of the parameters, those that are needed first, in the order of the stub."""
+    schema: Mapping[str, Any] = definition.parameters
+    needed = schema.get("required") or ()
+    return tuple(sorted(schema.get("properties") or {}, key=lambda name: name not in needed))
+
+
+def find_return_hint(tool: Tool[..., Any]) -> Any:
+    """Return what the function of a tool is annotated to return; `inspect.Parameter.empty` if that is not known."""
+    try:
+        return get_type_hints(inspect.unwrap(tool.function)).get("return", inspect.Parameter.empty)
+    except Exception:  # noqa: BLE001  hints of users may raise anything
+        return inspect.Parameter.empty
+
+
+def _name_hint(hint: Any) -> str:
+    if hint is inspect.Parameter.empty:
+        return "Any"
+    known = {type(None): "None", **{each: each.__name__ for each in (str, int, float, bool, dict, list)}}
+    if hint in known if isinstance(hint, type) else False:
+        return known[hint]
+    text = inspect.formatannotation(hint)
+    return text if text.startswith(("list[", "dict[", "tuple[")) and "." not in text else "Any"
+
+
+def _name_type(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        return "Any"
+    if isinstance(choices := schema.get("enum"), list | tuple):
+        return f"Literal[{', '.join(repr(each) for each in choices)}]"
+    if isinstance(several := schema.get("anyOf") or schema.get("oneOf"), list | tuple):
+        return " | ".join(dict.fromkeys(_name_type(each) for each in several))
+    kind = schema.get("type")
+    if isinstance(kind, list | tuple):
+        return " | ".join(_name_type({**schema, "type": each}) for each in kind)
+    if kind == "array":
+        return f"list[{_name_type(schema.get('items'))}]"
+    return "dict[str, Any]" if kind == "object" else _TYPES.get(str(kind), "Any")
+
+
+def _name_default(schema: Any) -> str:
+    return repr(schema["default"]) if isinstance(schema, Mapping) and "default" in schema else "..."
