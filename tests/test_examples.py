@@ -431,3 +431,11 @@ def test_only_what_no_rule_and_no_agent_can_repair_waits_for_a_person(capsys):
     assert lines[4] == "waits for a person: a5, P2, cause unknown"
     assert lines[5].startswith("completed")
     assert "restart_workers" in lines[5]
+
+
+def test_code_mode_saves_requests_and_repeats_nothing(capsys):
+    """Both ways order the same, and no offer is asked for twice although the process changes."""
+    plain, script = anyio.run(example("code_mode").main)
+    assert (plain.turn, script.turn) == (21, 2)
+    assert plain.output == script.output
+    assert capsys.readouterr().out.count("offers asked for: 19") == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -126,11 +126,13 @@ class _Execution:
         """Return the time of the run for the functions that ask for it; None for other functions."""
         if name == "time.time":
             return self.now
-        zone = args[0] if args and args[0] is not None else datetime.UTC
-        found = datetime.datetime.fromtimestamp(self.now, zone)
+        if name not in ("datetime.now", "date.today"):
+            return None
+        zone: dt.tzinfo | None = args[0] if args else None
+        found = dt.datetime.fromtimestamp(self.now, zone or dt.UTC)
         if name == "date.today":
             return found.date()
-        return None if name != "datetime.now" else found if args and args[0] is not None else found.replace(tzinfo=None)
+        return found if zone else found.replace(tzinfo=None)
 
 
 def _stand_for(name: str) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import attrs
 from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import JSON, AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult, UserMessage
 from agentfsm.core.plans import read_content
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
@@ -46,7 +46,7 @@ _DESCRIPTION: Final = (
     "may catch. At most {calls} calls. {about} The tools are:\n\n{stubs}"
 )
 _FOUND_BY_NAME: Final = "Further tools are found in a script: `await find_tools('words')` returns their signatures."
-_CODE: Final = {
+_CODE: Final[dict[str, JSON]] = {
     "type": "object",
     "properties": {"code": {"type": "string", "description": "The script."}},
     "required": ["code"],
@@ -70,7 +70,9 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
     timeout_s: float = 300.0,
     **options: Unpack[ToolDeclarations],
 ) -> Tool[..., Any]:
-    """Return a tool that runs scripts: `Agent(model, tools=[price, pay, Script(price, pay)])`.
+    """Return a tool with which a model runs scripts that call other tools.
+
+    Example: `Agent(model, tools=[price, pay, Script(price, pay)])`.
 
     Each call of the tool is a run of its own, and each call in the script is a call of that run, with permissions,
     guards, approvals, limits and its place in the journal. After a crash, a pause or an approval the script runs again
@@ -110,9 +112,9 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
     own = [_make_sleep(), *([_make_find_tools(registry)] if has_more else [])]
     agent = Agent(model, name=name, tools=[*tools, *own], limits=limits)
     about = f"{chosen.description} {_FOUND_BY_NAME}" if has_more else chosen.description
-    options.setdefault("description", _DESCRIPTION.format(calls=calls, about=about, stubs="\n\n".join(listed)))
     return agent.as_tool(
         name=name,
+        description=_DESCRIPTION.format(calls=calls, about=about, stubs="\n\n".join(listed)),
         parameters=_CODE,
         prompt=lambda arguments: str(arguments.code),
         turns=calls + 1,

@@ -11,6 +11,7 @@ from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.tool import Tool
 
 _TYPES: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_PLAIN_HINTS: Final = (str, int, float, bool, dict, list)
 
 
 def write_stub(definition: ToolDefinition, tool: Tool[..., Any] | None = None) -> str:
@@ -22,7 +23,6 @@ def write_stub(definition: ToolDefinition, tool: Tool[..., Any] | None = None) -
         f"{name}: {_name_type(each)}" + ("" if name in needed else f" = {_name_default(each)}")
         for name, each in sorted(named.items(), key=lambda item: item[0] not in needed)
     ]
-    # Which of the optional ones come first may differ in the schema, so that all after the first of them have names.
     text = " ".join(definition.description.split())
     returned = "Any" if tool is None else _name_hint(find_return_hint(tool))
     head = f"async def {definition.name}({', '.join(parameters)}) -> {returned}:"
@@ -45,13 +45,12 @@ def find_return_hint(tool: Tool[..., Any]) -> Any:
 
 
 def _name_hint(hint: Any) -> str:
-    if hint is inspect.Parameter.empty:
-        return "Any"
-    known = {type(None): "None", **{each: each.__name__ for each in (str, int, float, bool, dict, list)}}
-    if hint in known if isinstance(hint, type) else False:
-        return known[hint]
+    if hint is type(None):
+        return "None"
+    if hint in _PLAIN_HINTS:
+        return str(hint.__name__)
     text = inspect.formatannotation(hint)
-    return text if text.startswith(("list[", "dict[", "tuple[")) and "." not in text else "Any"
+    return text if text.startswith(("list[", "dict[")) and "." not in text else "Any"
 
 
 def _name_type(schema: Any) -> str:

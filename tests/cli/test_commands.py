@@ -513,7 +513,7 @@ def test_help_names_every_command(here):
         here("--help"),
         (
             *("alerts", "followers", "totals", "schedule", "rollout", "release", "drill", "prompts", "eval", "keys"),
-            *("memory", "index", "mcp"),
+            *("memory", "index", "skills", "mcp"),
         ),
     )
     pages = [text, *(here(group, "--help") for group in groups)]

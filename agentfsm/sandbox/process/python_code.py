@@ -135,8 +135,12 @@ class _Script:
         names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         names |= {tool: partial(self.call, tool) for tool in self.source["parameters"]}
         random.seed(self.source["seed"])
-        time.time, time.sleep = lambda: self.now, self._sleep
-        asyncio.sleep = self._sleep_async  # type: ignore[assignment]
+        for module, name, function in (
+            (time, "time", lambda: self.now),
+            (time, "sleep", self._sleep),
+            (asyncio, "sleep", self._sleep_async),
+        ):
+            setattr(module, name, function)
         end: dict[str, Any] = {"value": None, "error": None}
         with contextlib.redirect_stdout(self.printed), contextlib.redirect_stderr(self.printed):
             try:
@@ -154,7 +158,7 @@ class _Script:
         body, last = _split(self.source["code"], ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
         async def main() -> Any:
-            value = None
+            value: Any = None
             for code in (body, last):
                 value = None if code is None else eval(code, names)  # noqa: S307  as above
                 if code is not None and code.co_flags & inspect.CO_COROUTINE:

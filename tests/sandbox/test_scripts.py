@@ -1,0 +1,243 @@
+"""Scripts: their calls are calls of a run, with its rules, and none is repeated when a script goes on after a wait."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentfsm import Agent, MisuseError, Outcome, State, tool
+from agentfsm.guards import Guard, max_calls
+from agentfsm.ports import FinishReason, Reply
+from agentfsm.sandbox import Sandbox, find_isolation
+from agentfsm.scripts import CPython, Monty, Script
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
+from tests.support.checks import results_of
+
+PRICES = {"A": 1, "B": 2, "C": 3}
+GATHER = """
+import asyncio
+prices = await asyncio.gather(*[price(city) for city in "ABC"])
+print(prices)
+await pay("Ann", cents=sum(prices))
+"""
+ONE_BY_ONE = 'total = 0\nfor city in "ABC":\n    total += price(city)\npay("Ann", total)'
+
+
+class Shop:
+    """Tools that say what they did."""
+
+    def __init__(self):
+        self.done = []
+
+        @tool(read_only=True)
+        async def price(city: str) -> int:
+            """Price of a city, in cents."""
+            self.done.append(("price", city))
+            return PRICES[city]
+
+        @tool(requires_approval=lambda arguments: arguments.cents > 5)
+        async def pay(account: str, cents: int) -> str:
+            """Pay."""
+            self.done.append(("pay", account, cents))
+            return str(cents)
+
+        self.tools = [price, pay]
+
+
+@pytest.fixture
+def shop():
+    """Give the tools."""
+    return Shop()
+
+
+@pytest.fixture(params=["monty", "cpython"])
+def interpreter(request):
+    """Give each interpreter."""
+    if request.param == "cpython" and find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    return Monty(seconds=1) if request.param == "monty" else CPython(Sandbox(seconds=60))
+
+
+def agent_of(shop, *codes, interpreter=None, **options):
+    """Return an agent whose model runs these scripts one after the other, and then answers."""
+    model = ScriptedModel(*[say("", call("run_python", code=code)) for code in codes], "done")
+    return Agent(model, tools=[Script(*shop.tools, interpreter=interpreter, **options)], store=MemoryStore())
+
+
+async def outcome_of(shop, code, **options):
+    """Return what the model reads of a script that needs no approval."""
+    run = await agent_of(shop, code, **options).run("go")
+    [result] = results_of(run.messages)
+    assert result.outcome is Outcome.DONE
+    return json.loads(result.content)
+
+
+@pytest.mark.parametrize("code", [GATHER, ONE_BY_ONE])
+async def test_a_script_waits_for_an_approval_and_goes_on(shop, interpreter, code):
+    """What was read before is not read again, and a result of text stays text."""
+    agent = agent_of(shop, code, interpreter=interpreter)
+    run = await agent.run("go", id="r")
+    [pending] = run.pending
+    assert (pending.tool, dict(pending.arguments)) == ("pay", {"account": "Ann", "cents": 6})
+    assert shop.done == [("price", each) for each in "ABC"]
+    await agent.approve(pending.run_id, pending.call_id, by="ann")
+    run = await agent.resume("r")
+    [result] = results_of(run.messages)
+    assert run.output == "done"
+    assert json.loads(result.content)["result"] == "6"
+    assert shop.done == [*[("price", each) for each in "ABC"], ("pay", "Ann", 6)]
+
+
+BAD = [
+    ("def f(:", "SyntaxError"),
+    ("nope()", "NameError"),
+    ('price("A", "B")', "TypeError"),
+    ("price({1, 2})", "TypeError"),
+    ("1\n1 / 0", "line 2"),
+    ("for _ in range(3):\n    price('A')", "2 calls"),
+    ("import asyncio\nasync def f():\n    pay('Ann', 1)\nawait f()", "not awaited: pay in line 3"),
+    ("while True:\n    pass", "TimeoutError"),
+    ("price(city=[1])", "ValueError"),
+    ('price("A")\nprice("Z")', "line 2"),
+    ("price", None),
+]
+
+
+@pytest.mark.parametrize(("code", "error"), BAD)
+async def test_a_bad_script_is_a_result(shop, code, error):
+    """The model reads what is wrong, and where."""
+    found = (await outcome_of(shop, code, interpreter=Monty(seconds=1), calls=2))["error"]
+    assert error is found is None or error in found
+    assert ("pay", "Ann", 1) not in shop.done
+
+
+async def test_a_bad_script_is_a_result_of_cpython(shop):
+    """As above; what ends its process ends the script."""
+    if find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    for code, error in [
+        *BAD[:7],
+        ("while True:\n    pass", "1 s of processor time"),
+        ("import os\nos._exit(3)", "exit code 3"),
+    ]:
+        found = (await outcome_of(shop, code, interpreter=CPython(Sandbox(seconds=60, cpu_s=1)), calls=2))["error"]
+        assert error in found
+    assert ("pay", "Ann", 1) not in shop.done
+
+
+async def test_a_script_catches_what_a_call_raises(shop, interpreter):
+    """The text is that which a model reads."""
+    code = 'try:\n    price("Z")\nexcept RuntimeError as error:\n    print(error)\nprice("A")'
+    found = await outcome_of(shop, code, interpreter=interpreter)
+    assert (found["result"], found["error"]) == (1, None)
+    assert found["printed"].startswith("KeyError: 'Z'.")
+
+
+async def test_time_and_chance_come_from_the_run(shop, interpreter):
+    """They are the same when the script runs again, so that its calls are the same."""
+    code = """
+import random, time
+began = time.time()
+time.sleep(0.001)
+pay(str(random.random()), 1)
+pay(str(time.time() > began), 1)
+"""
+    assert (await outcome_of(shop, code, interpreter=interpreter))["error"] is None
+    assert shop.done[1] == ("pay", "True", 1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('/etc/passwd').read()",
+        "import os\nos.environ['PATH']",
+        "import socket\nsocket.create_connection(('127.0.0.1', 1))",
+        "import subprocess\nsubprocess.run(['ls'])",
+        "().__class__.__bases__[0].__subclasses__()",
+        "x = 'a' * 10_000_000_000",
+        "def f():\n    return f()\nf()",
+        "print('x' * 40_000_000)",
+    ],
+)
+async def test_monty_refuses_what_leads_out(shop, code):
+    """An attempt is a result."""
+    assert (await outcome_of(shop, code, interpreter=Monty(seconds=1, memory_mb=50)))["error"]
+    assert shop.done == []
+
+
+async def test_the_rules_for_calls_hold_in_scripts(shop):
+    """A guard of the agent decides about each call of a script."""
+    guard = Guard(max_calls("pay", 1))
+    model = ScriptedModel(say("", call("run_python", code='pay("Ann", 1)\npay("Ann", 1)')), "done")
+    run = await Agent(model, tools=[Script(*shop.tools)], guards=guard).run("go")
+    assert "PermissionError: " in json.loads(results_of(run.messages)[0].content)["error"]
+    assert shop.done == [("pay", "Ann", 1)]
+
+
+async def test_tools_that_do_not_fit_are_found_by_words(shop):
+    """The description has the stubs up to a length."""
+
+    def echo(word: str) -> str:
+        return word
+
+    many = [tool(read_only=True, name=f"other_{n}", description="x" * 500)(echo) for n in range(40)]
+    script = Script(*many, *shop.tools)
+    assert len(script.description) < 10_000
+    assert "find_tools" in script.description
+    model = ScriptedModel(say("", call("run_python", code="find_tools('price of a city')[0]")), "done")
+    run = await Agent(model, tools=[script]).run("go")
+    assert "async def price(city: str) -> int" in json.loads(results_of(run.messages)[0].content)["result"]
+
+
+async def test_other_calls_than_those_of_the_journal_end_the_script(shop, monkeypatch):
+    """Such as those of another interpreter: the difference is named, and nothing more is done."""
+    agent = agent_of(shop, 'price("A")\npay("Ann", 6)')
+    run = await agent.run("go", id="r")
+    [pending] = run.pending
+    await agent.approve(pending.run_id, pending.call_id, by="ann")
+    advance = Monty.advance
+
+    async def advance_other(self, source):
+        return await advance(self, type(source)(**{**vars_of(source), "code": source.code.replace("6", "7")}))
+
+    monkeypatch.setattr(Monty, "advance", advance_other)
+    run = await agent.resume("r")
+    [result] = results_of(run.messages)
+    assert result.outcome is Outcome.FAILED
+    assert 'call 2 was pay({"account": "Ann", "cents": 6})' in result.content
+    assert 'called pay({"account": "Ann", "cents": 7}) in line 2' in result.content
+    assert shop.done == [("price", "A"), ("pay", "Ann", 6)]
+
+
+def vars_of(source):
+    """Return the fields of a source by name."""
+    return {name: getattr(source, name) for name in type(source).__slots__ if name != "__weakref__"}
+
+
+def test_declarations_are_checked(shop):
+    """When the tool is made."""
+    with pytest.raises(MisuseError, match="needs the tools"):
+        Script()
+    with pytest.raises(MisuseError, match="no interpreter"):
+        Script(*shop.tools, interpreter=3)
+    with pytest.raises(MisuseError, match="calls"):
+        Script(*shop.tools, calls=0)
+    with pytest.raises(MisuseError, match="neither write= nor hosts="):
+        CPython(Sandbox(hosts=["example.org"]))
+    assert not Script(*shop.tools).read_only
+    assert Script(shop.tools[0]).read_only
+
+
+async def test_a_model_of_ones_own_reads_the_result(shop):
+    """As of any other tool."""
+
+    def answer(request):
+        if len(request.messages) == 1:
+            return say("", call("run_python", code="price('C')"))
+        return Reply(text=request.messages[-1].content, finish_reason=FinishReason.STOP)
+
+    run = await Agent(FunctionModel(answer), tools=[Script(*shop.tools)]).run("go")
+    assert run.state is State.DONE
+    assert json.loads(run.output)["result"] == 3
