@@ -88,7 +88,7 @@ class Caller(Value):
 
     def qualify_session(self, name: str) -> str:
         """Return the name under which the store keeps a session of this caller: no other user can name the same one."""
-        return "/".join(quote(part, safe="") for part in (self.tenant or "", self.user, name))
+        return "/".join(quote(part, safe="", errors="surrogatepass") for part in (self.tenant or "", self.user, name))
 
 
 def read_session_name(stored: str | None) -> str | None:

@@ -15,12 +15,12 @@ import pytest
 from acp import schema as s
 
 import agentfsm
-from agentfsm import Agent, ModelError, tool
+from agentfsm import Agent, MisuseError, ModelError, tool
 from agentfsm.planning import Planner
 from agentfsm.serve import Caller, serve
-from agentfsm.serve.dialects.acp import serve_editor
+from agentfsm.serve.dialects.acp import serve_editor, serve_stdio
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import ScriptedModel, call, fail, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, fail, say
 from tests.support import node_packages
 from tests.support.doors import ESCAPED, HIDDEN, TOO_LONG, find_raw, read_store
 
@@ -90,6 +90,48 @@ async def editing(agent, caller=CALLER):
         for _, writer in ends:
             writer.close()
             await writer.wait_closed()
+
+
+class Wire:
+    """An editor without a package, which writes what it likes."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, *lines):
+        """Write lines, the last of which has an answer; return the messages up to that."""
+        self.writer.write(b"".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines))
+        self.writer.write(b"\n")
+        return await self.read(lambda message: "method" not in message and message["id"] == lines[-1]["id"])
+
+    async def read(self, is_last):
+        messages = []
+        while not messages or not is_last(messages[-1]):
+            messages.append(json.loads(await self.reader.readline()))
+        return messages
+
+    async def begin(self):
+        await self.ask({"id": "i", "method": "initialize", "params": {"protocolVersion": 1}})
+        params = {"cwd": "/", "mcpServers": []}
+        [answer] = await self.ask({"id": "n", "method": "session/new", "params": params})
+        return answer["result"]["sessionId"]
+
+
+@asynccontextmanager
+async def wired(agent):
+    """Connect raw streams to an agent, and yield the editor's side; the agent ends in order when they are closed."""
+    gateway = serve([agent], auth=lambda _request: CALLER).gateway
+    ends = [await asyncio.open_connection(sock=each) for each in socket.socketpair()]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_editor, gateway, CALLER, *ends[0])
+        yield Wire(*ends[1])
+        ends[1][1].close()
+    ends[0][1].close()
+
+
+def prompt(session, text, number="p"):
+    params = {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
+    return {"id": number, "method": "session/prompt", "params": params}
 
 
 @tool(requires_approval=True)
@@ -220,6 +262,120 @@ async def test_a_prompt_passes_the_checks_of_every_door():
         texts = await read_store(agent.store)
         assert find_raw(texts) == []
         assert ESCAPED in texts
+
+
+GARBAGE = {
+    b"nonsense": -32700,
+    b"\xff\xfe": -32700,
+    b"[" * 200_000: -32700,
+    b"x" * 3_000: -32700,
+    b"[1, 2]": -32600,
+    b"null": -32600,
+    b'{"id": [1], "result": 1}': -32600,
+    b'{"id": 1, "method": 5}': -32600,
+}
+
+
+async def test_lines_that_are_no_messages_are_refused(monkeypatch):
+    """Each by its code, and the agent goes on, also after responses that nobody has asked for, or of no known form."""
+    async with wired(shop("hello")) as wire:
+        session = await wire.begin()
+        more = [b'{"id": 99, "result": {}}\n', b'{"id": 0, "error": "x"}\n', b"\n", prompt(session, "hi")]
+        *refused, _, answer = await wire.ask(b"\n".join(GARBAGE) + b"\n", *more)
+        assert [each["error"]["code"] for each in refused] == [*GARBAGE.values()]
+        assert [each["id"] for each in refused] == [*[None] * (len(GARBAGE) - 1), 1]
+        assert answer["result"] == {"stopReason": "end_turn"}
+        lost = {"cwd": "/", "mcpServers": [], "sessionId": "\ud800"}
+        [missing] = await wire.ask({"id": "m", "method": "session/load", "params": lost})
+        assert missing["error"]["code"] == -32002
+    monkeypatch.setattr("agentfsm.serve.dialects.acp._MAX_MESSAGE_BYTES", 100_000)
+    async with wired(shop()) as wire:
+        wire.writer.write(b"x" * 200_000 + b"\n")
+        [refused] = await wire.read(lambda _: True)
+        assert refused["error"]["message"] == "a message has 100,000 bytes at most, not 200,001"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"result": 5},
+        {"result": {"outcome": {"outcome": "selected", "optionId": "other"}}},
+        {"error": "x"},
+        {"error": {"code": 1, "message": "no dialog"}},
+    ],
+    ids=range(4),
+)
+async def test_an_answer_that_is_no_decision_decides_nothing(answer):
+    """The prompt ends with an error, and the call waits, and is asked for again when the session is loaded."""
+    agent = shop(say("", call("pay", amount=5)), say("done"))
+    async with wired(agent) as wire:
+        session = await wire.begin()
+        wire.writer.write(json.dumps(prompt(session, "pay")).encode() + b"\n")
+        [*_, asked] = await wire.read(lambda each: each.get("method") == "session/request_permission")
+        wire.writer.write(json.dumps({"id": asked["id"], **answer}).encode() + b"\n")
+        [*_, failed] = await wire.read(lambda each: each.get("id") == "p")
+        assert failed["error"]["code"] < 2
+        load = {"cwd": "/", "mcpServers": [], "sessionId": session}
+        wire.writer.write(json.dumps({"id": "l", "method": "session/load", "params": load}).encode() + b"\n")
+        [*_, asked] = await wire.read(lambda each: each.get("method") == "session/request_permission")
+        allowed = {"outcome": {"outcome": "selected", "optionId": "allow"}}
+        wire.writer.write(json.dumps({"id": asked["id"], "result": allowed}).encode() + b"\n")
+        await wire.read(lambda each: "done" in json.dumps(each.get("params", {})))
+
+
+async def test_an_editor_that_reads_no_more_is_left():
+    """Its agent ends when it closes its stream, whatever was not read; the run is in the store."""
+    asked = anyio.Event()
+
+    def reply(_request):
+        asked.set()
+        return "x" * 5_000_000
+
+    agent = Agent(FunctionModel(reply), name="shop", store=MemoryStore())
+    with anyio.fail_after(20):
+        async with wired(agent) as wire:
+            session = await wire.begin()
+            wire.writer.write(json.dumps(prompt(session, "go")).encode() + b"\n")
+            await asked.wait()
+            [row] = await agent.runs.list()
+            await agent.runs.wait(row.id)
+            await wire.reader.readexactly(1)
+
+
+async def test_prompts_at_once_are_one_run():
+    """The second is input of the run that the first begins, and not refused."""
+    gate = anyio.Event()
+
+    async def reply(_request):
+        await gate.wait()
+        return "done"
+
+    agent = Agent(FunctionModel(reply), name="shop", store=MemoryStore())
+    async with editing(agent) as (_, connection):
+        session = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
+        stops = []
+
+        async def send(text):
+            answer = await connection.prompt(session_id=session, prompt=[acp.text_block(text)])
+            stops.append(answer.stop_reason)
+            gate.set()  # the first is over once the second is input
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send, "one")
+            tasks.start_soon(send, "two")
+        [row] = await agent.runs.list()
+        assert stops == ["end_turn"] * 2
+        texts = [each.text for each in (await agent.load(row.id)).messages]
+        assert [each for each in texts if each != "done"] == ["one", "two"]
+
+
+async def test_files_are_no_editor(tmp_path, monkeypatch):
+    """A file as input would never be read, and one as output has no reader."""
+    gateway = serve([shop()], auth=lambda _request: CALLER).gateway
+    with (tmp_path / "file").open("w+") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        with pytest.raises(MisuseError, match="an editor starts `agentfsm acp`"):
+            await serve_stdio(gateway, CALLER, file)
 
 
 async def test_a_plan_has_its_steps():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import sys
 from contextlib import redirect_stdout, suppress
 from functools import partial
@@ -19,6 +21,7 @@ import acp
 import anyio
 import attrs
 from acp import schema as s
+from pydantic import ValidationError
 
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.agents.decisions import describe_allowance
@@ -27,6 +30,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart, UserMessage
 from agentfsm.core.pending import PendingKind
+from agentfsm.serve.dialects.acp_transport import EditorTransport
 from agentfsm.serve.dialects.acp_updates import ACPEncoder, write_history
 from agentfsm.serve.dialects.answers import describe_waits
 from agentfsm.serve.dialects.conversations import find_latest_run, say
@@ -88,6 +92,9 @@ class _Session:
 
     is_cancelled: bool = False
     """Whether the editor has cancelled the turn."""
+
+    saying: anyio.Lock = attrs.field(factory=anyio.Lock)
+    """Held while a prompt begins a run: another one at the same moment is input of it."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -180,19 +187,20 @@ class ACPAgent:
         return session
 
     async def _take_turn(self, session: _Session, parts: list[Part]) -> s.PromptResponse:
-        turn = await say(
-            self.gateway,
-            self.caller,
-            parts,
-            agent=self.agent.name,
-            session=session.id,
-            key=None,
-            metadata=session.metadata,
-            answer=parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else None,
-        )
-        await self._end_turn(session)
-        if turn.run_id != session.run_id:
-            session.run_id, session.versions = turn.run_id, turn.versions
+        async with session.saying:
+            turn = await say(
+                self.gateway,
+                self.caller,
+                parts,
+                agent=self.agent.name,
+                session=session.id,
+                key=None,
+                metadata=session.metadata,
+                answer=parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else None,
+            )
+            await self._end_turn(session)
+            if turn.run_id != session.run_id:
+                session.run_id, session.versions = turn.run_id, turn.versions
         if session.is_cancelled:  # before the run was known
             await self._cancel_run(session)
         return s.PromptResponse(stop_reason=await self._follow(session, shows_inputs=False))
@@ -206,9 +214,11 @@ class ACPAgent:
     async def _follow_loaded(self, session: _Session) -> None:
         """Show the run of a loaded session, and ask what it asks, until it is over, or a prompt takes its place."""
         try:
-            await self._guard(self._follow(session, shows_inputs=True))
-        except acp.RequestError as error:
-            await self._say(session, f"[{error}]")
+            with suppress(ConnectionError):  # the editor has gone, and the process ends
+                try:
+                    await self._guard(self._follow(session, shows_inputs=True))
+                except acp.RequestError as error:
+                    await self._say(session, f"[{error}]")
         finally:
             session.shown.set()
 
@@ -286,7 +296,11 @@ class ACPAgent:
                 answer = await self.client.request_permission(session.id, call, options)
             except ConnectionError:
                 raise acp.RequestError(-32603, "the editor has gone; the call waits for its approval") from None
+            except ValidationError:
+                raise acp.RequestError(-32603, f"the answer of the editor is no decision; {item.tool} waits") from None
             chosen = getattr(answer.outcome, "option_id", None)
+            if chosen not in {None, *[each.option_id for each in options]}:
+                raise acp.RequestError(-32603, f"{chosen[:40]!r} is none of the options; {item.tool} waits")
         decide = (self.gateway, self.caller, item.run_id, item.call_id)
         try:
             if chosen in ("allow", "always"):
@@ -365,16 +379,29 @@ async def serve_stdio(gateway: Gateway, caller: Caller, output: Any) -> None:
         gateway: Executes the runs of one agent.
         caller: The user of the editor.
         output: File of the protocol, which is the standard output of the process.
+
+    Raises:
+        MisuseError: when one of them is a file.
     """
+    if os.name == "posix" and not all(map(_is_stream, (sys.stdin, output))):
+        raise MisuseError(
+            "standard input and output are no pipes: an editor starts `agentfsm acp`, and speaks with it over them"
+        )
     with redirect_stdout(output):
-        reader, writer = await acp.stdio_streams(limit=_MAX_MESSAGE_BYTES)
+        reader, writer = await acp.stdio_streams()
     with redirect_stdout(sys.stderr):
         await serve_editor(gateway, caller, reader, writer)
+
+
+def _is_stream(file: Any) -> bool:
+    """Return whether an event loop can wait for a file."""
+    mode = os.fstat(file.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(file.fileno())
 
 
 async def serve_editor(gateway: Gateway, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
     """Serve an editor until it closes its stream. Its open runs are released to the store."""
     async with gateway.lifespan(None), anyio.create_task_group() as tasks:
         agent: Any = ACPAgent(gateway=gateway, caller=caller, tasks=tasks)
-        await acp.run_agent(agent, writer, reader)
+        await acp.run_agent(agent, EditorTransport(reader, writer, _MAX_MESSAGE_BYTES))
         tasks.cancel_scope.cancel()
