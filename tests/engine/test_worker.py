@@ -23,6 +23,7 @@ from agentfsm import (
     tool,
     wait,
 )
+from agentfsm.agents.worker import Worker
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.schedules import due_runs
 from agentfsm.stores import MemoryStore
@@ -330,3 +331,46 @@ def test_a_run_that_cannot_be_driven_rests_longer_each_time():
         assert max(pauses) < 500
 
     in_time(main)
+
+
+class OthersListen(MemoryStore):
+    """A store that wakes other workers for new runs, while there are any."""
+
+    others = True
+
+    async def claim(self, agent, **options):
+        return attrs.evolve(await super().claim(agent, **options), stands_by=self.others)
+
+
+@attrs.define
+class Starter:
+    """A starter that notes when it is asked, and has to be asked every ten seconds."""
+
+    asked: list[float] = attrs.field(factory=list)
+
+    @property
+    def wait_s(self):
+        return max(self.asked[-1] + 10.0 - anyio.current_time(), 0.0) if self.asked else 0.0
+
+    async def create(self):
+        if not self.wait_s:
+            self.asked.append(anyio.current_time())
+
+
+@pytest.mark.parametrize(("others", "asked"), [(True, [0, 30]), (False, [0, 10, 20, 30, 40, 50])])
+def test_a_worker_that_stands_by_leaves_schedules_to_others(others, asked):
+    """It looks every thirty seconds all the same, since the others may have been killed, and as usual without them."""
+    starter, store = Starter(), OthersListen()
+    store.others = others
+    agent = Agent(FunctionModel(lambda _: "done"), name="clerk", store=store)
+    worker = Worker(
+        agent=agent, execute=agent.driver.run_until_blocked, deps=None, parallel=1, poll_s=5, starter=starter
+    )
+
+    async def whole():
+        begun = anyio.current_time()
+        with anyio.move_on_after(59):
+            await worker.run(until_idle=False)
+        assert [round(each - begun) for each in starter.asked] == asked
+
+    run_virtual(whole)

@@ -96,6 +96,20 @@ async def test_a_run_wakes_one_worker_which_has_one_connection(crew, postgres_de
         tasks.cancel_scope.cancel()
 
 
+async def test_a_worker_that_is_not_woken_stands_by(crew):
+    """As long as others listen: without them it listens itself."""
+    *stores, desk = crew
+    claims = []
+    for each in stores[:3]:
+        each.subscribe("agent:clerk", lambda: None)
+        claims.append(await each.claim("clerk", limit=100))
+    assert [each.stands_by for each in claims] == [False, False, True]
+    for each in stores[:2]:
+        await each.aclose()
+    assert not (await stores[2].claim("clerk", limit=100)).stands_by
+    assert not (await desk.claim("other", limit=100)).stands_by
+
+
 async def test_a_worker_listens_while_another_may_leave_its_place(crew, postgres_desk, schema, sleepers):
     """One that would take its run and leave relies on no row that another session has locked."""
     first, second, desk, *_ = crew

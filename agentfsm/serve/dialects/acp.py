@@ -290,7 +290,7 @@ class ACPAgent:
             raw_input=item.arguments,
             content=content,
         )
-        chosen = None
+        chosen: str | None = None
         with anyio.CancelScope() as session.question:
             try:
                 answer = await self.client.request_permission(session.id, call, options)
@@ -299,7 +299,7 @@ class ACPAgent:
             except ValidationError:
                 raise acp.RequestError(-32603, f"the answer of the editor is no decision; {item.tool} waits") from None
             chosen = getattr(answer.outcome, "option_id", None)
-            if chosen not in {None, *[each.option_id for each in options]}:
+            if chosen is not None and chosen not in [each.option_id for each in options]:
                 raise acp.RequestError(-32603, f"{chosen[:40]!r} is none of the options; {item.tool} waits")
         decide = (self.gateway, self.caller, item.run_id, item.call_id)
         try:
