@@ -37,11 +37,16 @@ from agentfsm.stores import PostgresStore, SQLiteStore
 from agentfsm.telemetry import read_costs
 from agentfsm.telemetry.alerts import LOOKBACK_S, find_starts, replay_alerts
 from agentfsm.telemetry.metrics_summary import read_measurements, summarize
+from agentfsm.telemetry.notifier import KEY as NOTIFIED
+from agentfsm.telemetry.notifier import KIND as ALERT_RECORDS
+from agentfsm.telemetry.notifier import AlertNotifier
 from agentfsm.telemetry.totals import (
+    CALLS,
     COSTS,
     DAY_S,
     HOUR_S,
     MEASURED,
+    STEPS,
     USER_COSTS,
     Cell,
     Level,
@@ -52,6 +57,7 @@ from agentfsm.telemetry.totals import (
     measure_cells,
     place_cell,
     read_status,
+    write_cells,
 )
 from agentfsm.testing import ScriptedModel
 from benchmarks.rows import CPU, MS, WALL
@@ -158,7 +164,8 @@ def copy_runs(
 
 def add_up(stored: Sequence[StoredRun], runs: int, now: float, generation: str) -> Iterator[tuple[str, str]]:
     """Yield the records that the follower would write: the cells of each journal, copied as its rows are."""
-    cells: dict[tuple[Level, ...], dict[Subject, Cell]] = {levels: {} for levels in (MEASURED, COSTS, USER_COSTS)}
+    chains = (MEASURED, STEPS, CALLS, COSTS, USER_COSTS)
+    cells: dict[tuple[Level, ...], dict[Subject, Cell]] = {levels: {} for levels in chains}
 
     @cache
     def measure(template: int, offset: int, agent: int) -> list[tuple[int, list[Cell]]]:
@@ -173,19 +180,20 @@ def add_up(stored: Sequence[StoredRun], runs: int, now: float, generation: str) 
 
     for _, template, start, user, agent, release, purpose in draw_runs(len(stored), runs, now):
         hour, name = start // HOUR_S * HOUR_S, f"agent{agent:02}"
-        for at, (measured, costs, _) in measure(template, start - hour, agent):
+        for at, parts in measure(template, start - hour, agent):
             of = Subject(hour + at, name, name, "", release, purpose)
-            add_cell(cells[MEASURED], of, measured)
-            add_cell(cells[COSTS], of, costs)
-            add_cell(cells[USER_COSTS], of._replace(user=f"user{user:04}"), costs)
+            for levels, part in zip(chains, parts, strict=True):
+                add_cell(cells[levels], of._replace(user=f"user{user:04}") if levels is USER_COSTS else of, part)
     for levels, each in cells.items():
         for level in levels:
             records: dict[str, dict[Subject, Cell]] = {}
             for of, cell in each.items():
                 key, placed, kept = place_cell(level, of, cell)
+                if not kept:
+                    continue
                 add_cell(records.setdefault(key, {}), placed, kept)
-            for key, part in records.items():
-                document = {"number": 1, "cells": [[list(of), sums] for of, sums in part.items()]}
+            for key, placed_cells in records.items():
+                document = {"number": 1} | write_cells(level, placed_cells)
                 yield f"{generation}|{key}", json.dumps(document, separators=(",", ":"))
 
 
@@ -302,7 +310,14 @@ async def measure(place: str, runs: int, folder: Path) -> None:
     for by in ("agent", "model", "purpose", "tenant", "day", "user"):
         for text, since in (("", None), (", 7 days", week), (", 30 days", month)):
             reports[f"costs by {by}{text}"] = lambda by=by, since=since: costs(by=by, since=since)  # type: ignore[misc]
+    notifier = AlertNotifier(store=store, url="http://127.0.0.1:9", allow_private=True)
+
+    async def notify() -> object:
+        await store.delete_record(ALERT_RECORDS, NOTIFIED)  # else others have just evaluated them
+        return await notifier.check()
+
     reports |= {
+        "the notifier": notify,
         f"costs by day of {tz}, 30 days": lambda: costs(by="day", since=month, tz=tz),
         "metrics": lambda: metrics(-inf),
         "metrics, 7 days": lambda: metrics(week),

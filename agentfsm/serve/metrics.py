@@ -25,7 +25,8 @@ from agentfsm.telemetry.totals import (
     Cell,
     add_fields,
     can_keep_totals,
-    iter_cells,
+    iter_level,
+    read_cells,
     read_series,
     read_status,
 )
@@ -105,7 +106,8 @@ class RunMetrics:
             if status is None or not status.is_whole:
                 return ""
             self._generation = status.generation
-        cells = [cell async for _, cell in iter_cells(self.store, self._generation, "all")]
+        records = [each async for each in iter_level(self.store, self._generation, "all")]
+        cells = [cell for each in records for cell in read_cells(each.value).values()]
         expected, now = tuple(expect_series(agents)), await self.store.now()
         if (cells, expected) != self._shown or now >= self._shown_until:
             self._shown, self._text = (cells, expected), format_cells(cells, expected, now)

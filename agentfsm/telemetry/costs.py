@@ -27,6 +27,7 @@ from agentfsm.telemetry.totals import (
     LOST,
     USAGE,
     USER_COSTS,
+    CellTable,
     add_fields,
     build_usage,
     find_first,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.store import Store
     from agentfsm.ports.stored import StoredRun, StoreRecord
-    from agentfsm.telemetry.totals import Subject, TotalsStatus
+    from agentfsm.telemetry.totals import TotalsStatus
 
 CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
 COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
@@ -292,44 +293,52 @@ async def _read_totals(
 ) -> CostReport:
     """Add up the costs in the totals of a store."""
 
-    def fits(of: Subject) -> bool:
+    def fits(agent: str, root: str, tenant: str, user: str) -> bool:
         return (
-            where.agent in {None, of.agent}
-            and where.tenant in {None, of.tenant}
-            and where.user in {None, of.user}
-            and (agents is None or of.root in agents)
+            (where.agent is None or agent == where.agent)
+            and (where.tenant is None or tenant == where.tenant)
+            and (where.user is None or user == where.user)
+            and (agents is None or root in agents)
         )
 
-    sums: dict[str, dict[str, int]] = {}
-    production: dict[str, int] = {}
+    sums: dict[tuple[str, str], dict[str, int]] = {}
     reported: dict[str, int] = {}
     has_users = by == "user" or where.user is not None
     count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
     until = await store.now()
     levels = USER_COSTS if has_users else COSTS
-    oldest = await find_first(store, status.generation, levels, fits)
+    oldest = await find_first(store, status.generation, levels, lambda of: fits(of.agent, of.root, of.tenant, of.user))
     begin = until if oldest is None else max(oldest, 0 if since is None else since // HOUR_S * HOUR_S)
-    if by == "day" and (has_users or zone is not load_zone("UTC")):
-        levels = levels[:1]
-    async for of, cell in iter_span(store, status.generation, levels, begin if begin != oldest else 0.0):
-        if not fits(of):
-            continue
-        day = datetime.fromtimestamp(of.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
-        name = _name_row(by, of, "", "", day)
-        for series, fields in cell.items():
-            labels = read_series(series)
-            if labels[0] == USAGE:
-                if by in {"model", "purpose"}:
-                    name = _name_row(by, of, labels[1], labels[2], day)
-                add_fields(sums.setdefault(name, {}), fields)
-                if not of.purpose:
-                    add_fields(production, fields)
-            elif labels[0] == LOST:
-                add_fields(reported, {labels[1]: fields["n"]})
-    rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in sums.items()}
+    if by == "day":
+        levels = levels[: 2 if zone is load_zone("UTC") else 1]
+    async for record in iter_span(store, status.generation, levels, begin if begin != oldest else 0.0):
+        table = CellTable.read(record.value)
+        of_users = {"agent": table.agents, "tenant": table.tenants, "user": table.users}.get(by)
+        day = datetime.fromtimestamp(table.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
+        targets: list[tuple[int, dict[str, int]]] = []  # each row, and the sums that it is added to
+        subjects = zip(table.agents, table.roots, table.tenants, table.users, strict=True)
+        for row, (subject, purpose, series) in enumerate(zip(subjects, table.purposes, table.series, strict=True)):
+            if not fits(*subject):
+                continue
+            kind, *labels = read_series(series)
+            if kind == USAGE:
+                name = of_users[row] if of_users is not None else day or labels[by == "purpose"]
+                targets.append((row, sums.setdefault((purpose, name), {})))
+            elif kind == LOST:
+                reported[labels[0]] = reported.get(labels[0], 0) + table.fields["n"][row]
+        for field, column in table.fields.items():
+            for row, target in targets:
+                if value := column[row]:
+                    target[field] = target.get(field, 0) + value
+    by_name: dict[str, dict[str, int]] = {}
     total: dict[str, int] = {}
-    for each in sums.values():
+    production: dict[str, int] = {}
+    for (purpose, name), each in sums.items():
+        add_fields(by_name.setdefault(purpose or name or _NONE, {}), each)
         add_fields(total, each)
+        if not purpose:
+            add_fields(production, each)
+    rows = {name: _CostSum(build_usage(each), each.get(count, 0)) for name, each in by_name.items()}
     return CostReport(
         since=begin,
         until=until,
@@ -356,7 +365,7 @@ async def _read_journal(store: Store, run_id: str) -> StoredRun | None:
         return None
 
 
-def _name_row(by: CostGroup, of: Header | Subject, model: str, purpose: str, day: str) -> str:
+def _name_row(by: CostGroup, of: Header, model: str, purpose: str, day: str) -> str:
     """Return the name of the row of a cost: that of the purpose of the run if it is not production."""
     names = {"model": model, "purpose": str(purpose), "day": day}
     return of.purpose or names.get(by) or getattr(of, by, "") or _NONE

@@ -23,14 +23,19 @@ from agentfsm.ports.store import Filter, Store
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.measurements import INTERRUPTION, QUEUE
 from agentfsm.telemetry.totals import (
+    CALLS,
     DAY_S,
     HOUR_S,
     MEASURED,
     RATIO,
     SLOT_S,
+    SLOTS,
+    STEPS,
     UNIT,
+    CellTable,
     find_first,
     iter_span,
+    read_cells,
     read_series,
     read_status,
 )
@@ -318,23 +323,52 @@ async def _read_totals(
         return where.agent in {None, of.agent} and where.purpose in {None, of.purpose}
 
     log.step_s, now = HOUR_S if with_days else SLOT_S, await store.now()
+    if not with_days:
+        calls = m.TOOL_CALLS.name
+        others = {name: at for name, at in (only or {}).items() if name != calls} or {"": since}
+        for levels, start in ((STEPS, min(others.values())), (CALLS, (only or {}).get(calls, since))):
+            async for record in iter_span(store, generation, levels, max(0.0, start // HOUR_S * HOUR_S)):
+                _add_steps(CellTable.read(record.value), where, log, now, only)
+        return
     begin = max(0.0, since // HOUR_S * HOUR_S) if since > -inf else 0.0
     oldest = await find_first(store, generation, MEASURED, fits) or now
-    async for of, cell in iter_span(store, generation, MEASURED if with_days else MEASURED[:1], begin):
-        if not fits(of):
-            continue
-        for series, fields in cell.items():
-            name = (labels := read_series(series))[0]
-            if name not in m.METRICS or (only is not None and of.at + HOUR_S < only.get(name, inf)):
+    async for record in iter_span(store, generation, MEASURED, begin):
+        for of, cell in read_cells(record.value).items():
+            if not fits(of):
                 continue
-            key = name, labels[1:]
-            for field, count in fields.items():
-                if field[0] == "n":
-                    at = of.at + (int(field[1:]) + 0.5) * SLOT_S if field[1:] else max(of.at, oldest)
-                    log.series.setdefault(key, []).append((min(at, now), fields[f"s{field[1:]}"] / UNIT, count))
-                elif field[0] == "b":
-                    value = 2 * RATIO ** int(field[1:]) / (1 + RATIO)
-                    log.spreads.setdefault(key, []).append((max(of.at, oldest), value, count))
+            at = max(of.at, oldest)
+            for series, fields in cell.items():
+                name = (labels := read_series(series))[0]
+                if name not in m.METRICS or (only is not None and of.at + HOUR_S < only.get(name, inf)):
+                    continue
+                key = name, labels[1:]
+                for field, count in fields.items():
+                    if field == "n":
+                        log.series.setdefault(key, []).append((min(at, now), fields["s"] / UNIT, count))
+                    elif field[0] == "b":
+                        value = 2 * RATIO ** int(field[1:]) / (1 + RATIO)
+                        log.spreads.setdefault(key, []).append((at, value, count))
+
+
+def _add_steps(
+    table: CellTable, where: Filter, log: MeasurementLog, now: float, only: Mapping[str, float] | None
+) -> None:
+    """Add the sums of 5 minutes in a record to a log."""
+    steps = [
+        (min(table.at + (step + 0.5) * SLOT_S, now), table.fields[f"n{step}"], table.fields.get(f"s{step}"))
+        for step in range(SLOTS)
+        if f"n{step}" in table.fields
+    ]
+    for row, (agent, purpose, series) in enumerate(zip(table.agents, table.purposes, table.series, strict=True)):
+        name = (labels := read_series(series))[0]
+        if name not in m.METRICS or where.agent not in {None, agent} or where.purpose not in {None, purpose}:
+            continue
+        if only is not None and table.at + HOUR_S < only.get(name, inf):
+            continue
+        points = log.series.setdefault((name, labels[1:]), [])
+        for at, counts, sums in steps:
+            if counts[row]:
+                points.append((at, 0.0 if sums is None else sums[row] / UNIT, counts[row]))
 
 
 def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:

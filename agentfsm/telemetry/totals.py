@@ -59,11 +59,22 @@ if TYPE_CHECKING:
     from agentfsm.ports.stored import Feedback, StoredRun, StoreRecord
 
 Level: TypeAlias = Literal[
-    "hour", "day", "month", "all", "cost_hour", "cost_day", "user_hour", "user_month", "user_year"
+    "hour",
+    "day",
+    "month",
+    "all",
+    "steps_hour",
+    "calls_hour",
+    "cost_hour",
+    "cost_day",
+    "user_hour",
+    "user_day",
+    "user_month",
+    "user_year",
 ]
-"""Cells of totals: measurements without tenants and callers, in hours by steps of 5 minutes, and in one cell for each
-agent over all time (its counters, of production alone); costs without users; and costs with users, in months and years
-without releases.
+"""Cells of totals: measurements without tenants and callers, and in one cell for each agent over all time (its
+counters, of production alone); those that alerts ask for, in hours by steps of 5 minutes, without releases, the calls
+of tools apart; costs without users; and costs with users, in days, months and years without releases.
 """
 
 Cell: TypeAlias = dict[str, dict[str, int]]
@@ -72,13 +83,18 @@ Cell: TypeAlias = dict[str, dict[str, int]]
 KIND: Final = "totals"
 # Levels that have the same sums, from the shortest time on; and those that are each added up from the one before.
 MEASURED: Final[tuple[Level, ...]] = ("hour", "day", "month")
+STEPS: Final[tuple[Level, ...]] = ("steps_hour",)
+CALLS: Final[tuple[Level, ...]] = ("calls_hour",)
 COSTS: Final[tuple[Level, ...]] = ("cost_hour", "cost_day")
-USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_month", "user_year")
-_CHAINS: Final[tuple[tuple[Level, ...], ...]] = ((*MEASURED, "all"), COSTS, USER_COSTS)
+USER_COSTS: Final[tuple[Level, ...]] = ("user_hour", "user_day", "user_month", "user_year")
+# Levels that say how many events they have, so that a rebuild knows which hours have lost some.
+SHORTEST: Final = frozenset({"hour", "steps_hour", "cost_hour", "user_hour"})
+_CHAINS: Final[tuple[tuple[Level, ...], ...]] = ((*MEASURED, "all"), STEPS, CALLS, COSTS, USER_COSTS)
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 # Part of an hour that measurements are kept apart for, seconds: the interval of alerts.
 SLOT_S: Final = 300
+SLOTS: Final = HOUR_S // SLOT_S
 # Sums are whole numbers of billionths of the unit of a metric, so that their order has no influence.
 UNIT: Final = 1_000_000_000
 # Ratio of two neighbouring bounds of a distribution: a percentile is off by 5 % at most.
@@ -91,9 +107,16 @@ ACTIVE_S: Final = 150.0
 _MAX_EVENTS: Final = 2_000
 # Records with the versions of open runs: 20,000 runs fit into each.
 _SHARDS: Final = 64
-# Records of costs with users in an hour, month and year: some 4,000 cells fit into each. Fewer are faster to read, and
-# more to write.
-_USER_SHARDS: Final[Mapping[Level, int]] = {"user_hour": 64, "user_month": 1_024, "user_year": 1_024}
+# Records that some levels have for an hour, day, month or year: 5,000 series of agents, or 9,000 cells of users, fit
+# into each. Fewer are faster to read, and more to write.
+_PARTS: Final[Mapping[Level, int]] = {
+    "steps_hour": 4,
+    "calls_hour": 4,
+    "user_hour": 32,
+    "user_day": 128,
+    "user_month": 512,
+    "user_year": 512,
+}
 # Time after which the next hour, day, month or year has begun, and not the one after it, seconds.
 _LENGTHS: Final = {"hour": HOUR_S, "day": DAY_S, "month": 32 * DAY_S, "year": 366 * DAY_S}
 # Records of a page of cells.
@@ -111,6 +134,10 @@ BORN: Final = "born"
 USAGE: Final = "usage"
 LOST: Final = "lost"
 _COST_SERIES: Final = (USAGE, LOST)
+# Metrics of the alerts beside the calls of tools.
+_STEP_METRICS: Final = frozenset(
+    each.name for each in (m.RUNS, m.RUN_TURNS, m.RUN_DURATION, m.RUN_TOKENS, m.COST, m.RATINGS, m.OTHER_MODELS)
+)
 _FINAL: Final = (AnswerGiven, Accepted, Failed)
 
 _log = logging.getLogger("agentfsm.telemetry")
@@ -181,21 +208,69 @@ async def read_status(store: Store) -> TotalsStatus | None:
     )
 
 
+class CellTable(NamedTuple):
+    """The cells of a record as columns, with a row for each series of a cell: as they are stored, but for the texts."""
+
+    at: int
+    """Beginning of the time, seconds since 1970."""
+
+    agents: list[str]
+    roots: list[str]
+    tenants: list[str]
+    releases: list[str]
+    purposes: list[str]
+    users: list[str]
+    series: list[str]
+    fields: dict[str, list[int]]
+    """Values by the name of the field; 0 for a row without it."""
+
+    @classmethod
+    def read(cls, value: object) -> CellTable:
+        """Return the table of a record."""
+        stored = _as_object(value)
+        texts, fields = stored.get("texts", ()), stored.get("fields", {})
+        columns = [[texts[index] for index in column] for column in stored.get("columns", [()] * 7)]
+        agents, roots, tenants, releases, purposes, users, series = columns
+        return cls(stored.get("at", 0), agents, roots, tenants, releases, purposes, users, series, fields)
+
+    def to_cells(self) -> dict[Subject, Cell]:
+        """Return the cells."""
+        cells: dict[Subject, Cell] = {}
+        subjects = zip(self.agents, self.roots, self.tenants, self.releases, self.purposes, self.users, strict=True)
+        for row, (names, series) in enumerate(zip(subjects, self.series, strict=True)):
+            fields = {name: column[row] for name, column in self.fields.items() if column[row]}
+            cells.setdefault(Subject(self.at, *names), {})[series] = fields
+        return cells
+
+
+def _pack_cells(cells: Mapping[Subject, Cell]) -> dict[str, Any]:
+    """Return what a record has of a table."""
+    rows = [(of, series, fields) for of, cell in cells.items() for series, fields in cell.items()]
+    texts = dict[str, int]()
+    columns: list[list[int]] = [[] for _ in range(7)]
+    for of, series, _ in rows:
+        for column, text in zip(columns, (*of[1:], series), strict=True):
+            column.append(texts.setdefault(text, len(texts)))
+    names = dict.fromkeys(name for _, _, fields in rows for name in fields)
+    values = {name: [fields.get(name, 0) for _, _, fields in rows] for name in names}
+    return {"at": next(iter(cells)).at, "texts": [*texts], "columns": columns, "fields": values}
+
+
 @attrs.define(eq=False)
-class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
-    """Iterator over cells of totals, level by level, oldest first. It is safe to break out of the loop at any time."""
+class RecordIterator(AsyncIterator["StoreRecord"]):
+    """Iterator over records of cells, level by level, oldest first. It is safe to break out of the loop at any time."""
 
     store: Store
     spans: list[tuple[str, float, float]]
     """Levels that are read one after the other: the beginning of the keys, and the first and the end of the times."""
 
-    _cells: deque[tuple[Subject, Cell]] = attrs.field(factory=deque, init=False)
+    _records: deque[StoreRecord] = attrs.field(factory=deque, init=False)
     _after: str = attrs.field(default="", init=False)
     _limit: int = attrs.field(default=_MIN_PAGE, init=False)
     """Records of the next page: few at first, for those who want the first cell, or the hours of a day."""
 
-    async def __anext__(self) -> tuple[Subject, Cell]:
-        while not self._cells:
+    async def __anext__(self) -> StoreRecord:
+        while not self._records:
             if not self.spans:
                 raise StopAsyncIteration
             prefix, since, until = self.spans[0]
@@ -204,23 +279,22 @@ class CellIterator(AsyncIterator[tuple[Subject, Cell]]):
             self._after = page[-1].key if len(page) == self._limit else ""
             self._limit = min(4 * self._limit, _MAX_PAGE)
             for record in page:
-                cells = _read_cells(record.value)
-                if next(iter(cells)).at >= until:
+                if int(record.key[len(prefix) :].partition("|")[0]) >= until:
                     self._after = ""
                     break
-                self._cells += cells.items()
+                self._records.append(record)
             if not self._after:
                 self.spans, self._limit = self.spans[1:], _MIN_PAGE
-        return self._cells.popleft()
+        return self._records.popleft()
 
 
-def iter_cells(store: Store, generation: str, level: Level, since: float = 0.0) -> CellIterator:
-    """Return the cells of a level that begin at a time or later."""
-    return CellIterator(store, [(f"{generation}|{level}|", since, math.inf)])
+def iter_level(store: Store, generation: str, level: Level, since: float = 0.0) -> RecordIterator:
+    """Return the records of a level that begin at a time or later."""
+    return RecordIterator(store, [(f"{generation}|{level}|", since, math.inf)])
 
 
-def iter_span(store: Store, generation: str, levels: Sequence[Level], since: float) -> CellIterator:
-    """Return the cells from an hour on, each event once: hours until a day, month or year begins, and so on.
+def iter_span(store: Store, generation: str, levels: Sequence[Level], since: float) -> RecordIterator:
+    """Return the records from an hour on, each event once: hours until a day, month or year begins, and so on.
 
     Args:
         store: The store.
@@ -235,7 +309,7 @@ def iter_span(store: Store, generation: str, levels: Sequence[Level], since: flo
             until = _find_begin(longer, until + _LENGTHS[longer.rpartition("_")[2]])
         spans.append((f"{generation}|{level}|", since, until))
         since = until
-    return CellIterator(store, [each for each in spans if each[1] < each[2]])
+    return RecordIterator(store, [each for each in spans if each[1] < each[2]])
 
 
 async def find_first(
@@ -244,9 +318,9 @@ async def find_first(
     """Return the beginning of the first hour with a cell that fits; None if there is none."""
     first: float | None = None
     for level in reversed(levels):  # each time in the one before
-        async for of, _ in iter_cells(store, generation, level, first or 0.0):
-            if fits(of):
-                first = of.at
+        async for record in iter_level(store, generation, level, first or 0.0):
+            if (found := next((of for of in read_cells(record.value) if fits(of)), None)) is not None:
+                first = found.at
                 break
         else:
             return None
@@ -266,22 +340,30 @@ def _find_begin(level: Level, at: float) -> int:
 
 def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject, Cell]:
     """Return the part of a cell with users that a level has: the end of the key of its record, the subject and sums."""
-    at, is_measured = _find_begin(level, subject.at), level in _CHAINS[0]
+    at = _find_begin(level, subject.at)
     if level == "all":
         of = Subject(0, subject.agent, "", "", "", "")
         group: tuple[object, ...] = of
-    elif is_measured:
+    elif level in MEASURED:
         of = subject._replace(at=at, root="", tenant="", user="")
         group = of
+    elif level in (*STEPS, *CALLS):
+        of = Subject(at, subject.agent, "", "", "", subject.purpose)
+        group = of[1:]
     else:
         of = subject._replace(at=at, user="") if level in COSTS else subject._replace(at=at)
         of = of._replace(release="") if level in USER_COSTS[1:] else of
         group = (of.tenant, of.user)
     kept = {
-        series: fields if level == "hour" or not is_measured else _join_slots(fields)
+        series: _join_slots(fields) if level in _CHAINS[0] else fields
         for series, fields in cell.items()
-        if (name := read_series(series)[0]) == EVENTS or (name in _COST_SERIES) != is_measured
+        if _has_series(level, read_series(series)[0])
     }
+    if level in (*STEPS, *CALLS):
+        kept = {
+            series: {name: value for name, value in fields.items() if value and name[0] in "ns"}
+            for series, fields in kept.items()
+        }
     if level == "all":  # the metrics of production, without the distributions that percentiles are found in
         kept = {
             series: {name: value for name, value in fields.items() if name[0] != "b"}
@@ -289,13 +371,32 @@ def place_cell(level: Level, subject: Subject, cell: Cell) -> tuple[str, Subject
             if not subject.purpose and read_series(series)[0] != EVENTS
         }
     digest = sha256(json.dumps(group).encode()).hexdigest()[:24]
-    if level in USER_COSTS:
-        digest = f"{int(digest, 16) % _USER_SHARDS[level]:04d}"
+    if level in _PARTS:
+        digest = f"{int(digest, 16) % _PARTS[level]:04d}"
     return f"{level}|{at:012d}|{digest}", of, kept
 
 
-def _read_cells(value: object) -> dict[Subject, Cell]:
-    return {Subject(*of): sums for of, sums in _as_object(value).get("cells", ())}
+def _has_series(level: Level, name: str) -> bool:
+    """Return whether a level has the series with this name."""
+    if name == EVENTS:
+        return level in SHORTEST
+    if level in (*STEPS, *CALLS):
+        return name in _STEP_METRICS if level in STEPS else name == m.TOOL_CALLS.name
+    return (name in _COST_SERIES) != (level in _CHAINS[0])
+
+
+def read_cells(value: object) -> dict[Subject, Cell]:
+    """Return the cells of a record."""
+    if "cells" in (stored := _as_object(value)):
+        return {Subject(*of): sums for of, sums in stored["cells"]}
+    return CellTable.read(stored).to_cells()
+
+
+def write_cells(level: str, cells: Mapping[Subject, Cell]) -> dict[str, Any]:
+    """Return what a record of a level has of cells."""
+    if level in _CHAINS[0]:
+        return {"cells": [[list(of), sums] for of, sums in cells.items()]}
+    return _pack_cells(cells)
 
 
 def add_cell(cells: dict[Subject, Cell], of: Subject, cell: Cell) -> None:
@@ -345,7 +446,8 @@ def measure_cells(
         if version > after:
             counts = attrs.asdict(usage, filter=lambda field, _: field.name != "cost_usd")
             money = {} if usage.cost_usd is None else {"priced": 1, "cost": round(usage.cost_usd * UNIT)}
-            add(at, [USAGE, model, purpose], {name: int(each) for name, each in counts.items() if each} | money | new)
+            fields = counts | money | new
+            add(at, [USAGE, model, purpose], {name: int(each) for name, each in fields.items() if each})
     own = stored.events[header.forked_at :]
     known = len([*list_cache_losses(own[: max(0, after - header.forked_at)])])
     for loss in [*list_cache_losses(own)][known:]:
@@ -363,7 +465,7 @@ def build_usage(sums: Mapping[str, int]) -> Usage:
     """Return the usage that a series of costs is the sum of."""
     given: dict[str, Any] = {field: sums.get(field, 0) for field in attrs.fields_dict(Usage)}
     given |= {name: bool(given[name]) for name in ("estimated", "unpriced")}
-    given["cost_usd"] = sums["cost"] / UNIT if "priced" in sums else None
+    given["cost_usd"] = sums.get("cost", 0) / UNIT if sums.get("priced") else None
     return Usage(**given)
 
 
@@ -668,14 +770,14 @@ class Totals:
                     merged = value.get("runs", {}) | runs
                     new["runs"] = {run: version for run, version in merged.items() if version}
                 else:
-                    cells = _read_cells(value)
+                    cells = read_cells(value)
                     for of, cell in part.items():  # a record in memory stays as it is in the store
                         cells[of] = {series: dict(fields) for series, fields in cells.get(of, {}).items()}
                         if key.startswith(f"{self.generation}|all|"):
                             _add_counters(cells[of], cell, batch.at)
                         else:
                             add_cell(cells, of, cell)
-                    new["cells"] = [[list(of), sums] for of, sums in cells.items()]
+                    new |= write_cells(key.split("|")[1], cells)
                 known = self._records.pop(key, None)
                 try:
                     found = await self.store.write_record(
@@ -815,9 +917,9 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
             after = page[-1].key
             await totals.catch_up()  # so the new totals have all events of the page that are still in the store
             for record in page:
-                kept, name = _read_cells(record.value), record.key.removeprefix(f"{old}|")
+                kept, name = read_cells(record.value), record.key.removeprefix(f"{old}|")
                 found = await store.read_record(KIND, f"{new}|{name}")
-                made = {} if found is None else _read_cells(found.value)
+                made = {} if found is None else read_cells(found.value)
                 lost = {of: cell for of, cell in kept.items() if _count_events(cell) > _count_events(made.get(of, {}))}
                 if lost:
                     await _write_cells(store, f"{new}|{name}", made | lost, found)
@@ -827,14 +929,16 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
         await totals.catch_up()
         for level, at in restored:  # sums of the hours, which nobody else changes meanwhile
             sums: dict[str, dict[Subject, Cell]] = {}
-            async for subject, cell in iter_cells(store, new, levels[0], at):
-                if _find_begin(level, subject.at) > at:
+            async for record in iter_level(store, new, levels[0], at):
+                hours = read_cells(record.value)
+                if _find_begin(level, next(iter(hours)).at) > at:
                     break
-                name, of, part = place_cell(level, subject, cell)
-                if part and level == "all":
-                    _add_counters(sums.setdefault(f"{new}|{name}", {}).setdefault(of, {}), part, 0.0)
-                elif part:
-                    add_cell(sums.setdefault(f"{new}|{name}", {}), of, part)
+                for subject, cell in hours.items():
+                    name, of, part = place_cell(level, subject, cell)
+                    if part and level == "all":
+                        _add_counters(sums.setdefault(f"{new}|{name}", {}).setdefault(of, {}), part, 0.0)
+                    elif part:
+                        add_cell(sums.setdefault(f"{new}|{name}", {}), of, part)
             for key, cells in sums.items():
                 await _write_cells(store, key, cells, await store.read_record(KIND, key))
     await store.write_record(
@@ -857,7 +961,7 @@ async def rebuild_totals(store: Store) -> TotalsStatus:
 async def _write_cells(store: Store, key: str, cells: Mapping[Subject, Cell], found: StoreRecord | None) -> None:
     """Replace the cells of a record, and leave its number."""
     value = {} if found is None else _as_object(found.value)
-    new: dict[str, Any] = value | {"cells": [[list(of), sums] for of, sums in cells.items()]}
+    new = value | write_cells(key.split("|")[1], cells)
     await store.write_record(KIND, key, new, revision=0 if found is None else found.revision)
 
 

@@ -111,11 +111,12 @@ async def counted(store):
     status = await t.read_status(store)
     found = {level: {} for level in LEVELS}
     for level in LEVELS:
-        async for subject, cell in t.iter_cells(store, status.generation, level):
-            found[level][subject] = {
-                series: {name: value for name, value in fields.items() if name != t.BORN}
-                for series, fields in cell.items()
-            }
+        async for record in t.iter_level(store, status.generation, level):
+            for subject, cell in t.read_cells(record.value).items():
+                found[level][subject] = {
+                    series: {name: value for name, value in fields.items() if name != t.BORN}
+                    for series, fields in cell.items()
+                }
     return found
 
 
@@ -137,9 +138,10 @@ async def test_they_are_the_sums_of_the_journals(store):
         if level == "all":
             assert {subject.agent for subject in cells} == {"shop", "child", "parent", "payer"}
             continue
-        assert sum(cell.get('["events"]', {"n": 0})["n"] for cell in cells.values()) == sum(
-            row.version for row in await store.runs(limit=100)
-        )
+        if level in t.SHORTEST:
+            assert sum(cell.get('["events"]', {"n": 0})["n"] for cell in cells.values()) == sum(
+                row.version for row in await store.runs(limit=100)
+            )
         assert {subject.user for subject in cells} == ({"u0", "u1", "u2", ""} if level in t.USER_COSTS else {""})
     await build(store).run("later")
     await totals.catch_up()
@@ -403,7 +405,8 @@ async def test_a_rebuild_adds_up_longer_times_from_hours(store):
         if level == "all":
             assert sum(sum(cell[series]["n"] for series in cell if RUNS.name in series) for cell in cells.values()) == 2
             continue
-        assert sum(cell['["events"]']["n"] for cell in cells.values()) == 4, level
+        if level in t.SHORTEST:
+            assert sum(cell['["events"]']["n"] for cell in cells.values()) == 4, level
 
 
 async def test_alerts_fire_as_with_the_journals(store):
