@@ -179,7 +179,8 @@ def format_dashboard(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
     top = 0
     for heading, row in PANELS.items():
         place = {"h": 1, "w": 24, "x": 0, "y": top}
-        panels.append({"id": len(panels) + 1, "type": "row", "title": heading, "collapsed": False, "gridPos": place})
+        named = {"type": "row", "title": heading, "collapsed": False, "panels": []}
+        panels.append({"id": len(panels) + 1, **named, "gridPos": place})
         width = 6 if len(row) == 4 else 24 // min(len(row), 3)
         for index, each in enumerate(row):
             line, column = divmod(index, 24 // width)
@@ -227,7 +228,6 @@ def _describe_labels(name: str, query: str) -> dict[str, Any]:
         "name": name,
         "label": name.capitalize(),
         "datasource": _DATASOURCE,
-        "definition": query,
         "query": {"qryType": 1, "query": query, "refId": name},
         "refresh": 2,
         "sort": 1,
@@ -252,7 +252,7 @@ def _describe(panel: Panel, alert: Alert | None) -> dict[str, Any]:
         stacking = {"group": "A", "mode": "normal" if panel.is_stacked else "none"}
         defaults["custom"] = {"drawStyle": "line", "fillOpacity": 20 if panel.is_stacked else 0, "stacking": stacking}
         options = {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
     if alert is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,7 @@ from agentfsm.telemetry.dashboard import format_dashboard
 from agentfsm.telemetry.measurements import METRICS, OTHER_MODELS
 from agentfsm.telemetry.totals import Totals
 from agentfsm.testing import ScriptedModel
+from tests.support import node_packages
 from tests.support.database_servers import promtool
 from tests.support.gateways import serving
 
@@ -56,6 +58,17 @@ def test_the_file_is_the_board():
     for of in ("id", "title"):
         assert len({panel[of] for panel in BOARD["panels"]}) == len(BOARD["panels"])
     assert all(len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) for panel in PANELS)
+
+
+def test_the_board_has_the_types_of_grafana(tmp_path):
+    """Those that its own schema gives to boards and to the two kinds of panels; an unknown field is none of them."""
+    source = Path(__file__).with_name("board.ts.txt").read_text(encoding="utf-8")
+    (tmp_path / "board.ts").write_text(source.replace("BOARD", format_dashboard().strip()), encoding="utf-8")
+    (tmp_path / "node_modules").symlink_to(node_packages.packages())
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--target", "esnext", "--moduleResolution", "bundler"]
+    command = node_packages.program("typescript", *options, "--module", "esnext", "board.ts")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from agentfsm.serve.metrics import RunMetrics
 from agentfsm.stores import MemoryStore
 from agentfsm.telemetry import alerts
 from agentfsm.telemetry.alerts import ALERTS, INTERVAL_S, STEP_S, format_rules, replay_alerts
+from agentfsm.telemetry.dashboard import format_dashboard
 from agentfsm.telemetry.measurements import METRICS
 from agentfsm.telemetry.metrics_summary import read_measurements
 from agentfsm.telemetry.totals import Totals
@@ -158,16 +160,19 @@ def script_tasks():
     return sorted(found, key=lambda each: each.events[-1].at)
 
 
+# Names of the series that are scraped: those of the alerts.
+SCRAPED = {
+    f"{series.metric.name}_{series.part}".removesuffix("_")
+    for alert in ALERTS.values()
+    for series in (alert.parts, alert.wholes)
+    if series is not None
+}
+
+
 async def record_scrapes(store, clock, path):
     """Let the tasks end, and write what a server shows every two minutes, as long as there is one."""
     agent = Agent(ScriptedModel(), name="shop", tools=[search], store=store)
     agents = [agent, agent.with_(name="rare")]
-    used = {
-        f"{series.metric.name}_{series.part}".removesuffix("_")
-        for alert in ALERTS.values()
-        for series in (alert.parts, alert.wholes)
-        if series is not None
-    }
     tasks, totals, metrics, instance = script_tasks(), Totals(store), RunMetrics(store), 0
     with path.open("w", encoding="utf-8") as file:
         for minute in range(0, DAYS * 24 * 60, 2):
@@ -188,7 +193,7 @@ async def record_scrapes(store, clock, path):
                 continue
             for line in (await metrics.format(agents)).splitlines():
                 name, brace, rest = line.partition("{")
-                if name in used:
+                if name in SCRAPED:
                     file.write(f'{name}{brace}job="agents",instance="{instance}",{rest} {clock.at:.0f}\n')
         file.write("# EOF\n")
 
@@ -210,6 +215,13 @@ def query(url, rule):
     answer = httpx2.post(f"{url}/api/v1/query_range", data=asked, timeout=300).json()
     assert answer["status"] == "success", answer
     return answer["data"]["result"]
+
+
+def list_panel_queries():
+    """Return the queries of the board as Grafana sends them for all agents."""
+    panels = json.loads(format_dashboard())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [re.sub(r"\$(job|agent)", ".*", each).replace("$window", "1h") for each in asked]
 
 
 def query_firings(url, rule, alert):
@@ -247,6 +259,9 @@ def test_five_days_in_prometheus(tmp_path):
     by_name = {rule["alert"]: rule for rule in rules if "alert" in rule}
     with prometheus(tmp_path) as url:
         found = [each for alert in ALERTS.values() for each in query_firings(url, by_name[alert.rule_name], alert)]
+        shown = {expression: query(url, {"expr": expression}) for expression in list_panel_queries()}
+    empty = [expression for expression, series in shown.items() if not series]
+    assert [each for each in empty if {*re.findall(r"agentfsm_\w+", each)} <= SCRAPED] == []
 
     until = BEGIN + DAYS * 24 * HOUR
 
