@@ -53,16 +53,28 @@ def _iter_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Pa
         if each.is_dir():
             yield from _iter_files(each, f"{prefix}{each.name}/")
         elif content_type := CONTENT_TYPES.get(each.name.rpartition(".")[2]):
-            body = each.read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
-            yield f"{prefix}{each.name}", PageFile(body=body, content_type=content_type, etag=etag)
+            yield f"{prefix}{each.name}", _build_file(each.read_bytes(), content_type)
+
+
+def _build_file(body: bytes, content_type: str) -> PageFile:
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
+    return PageFile(body=body, content_type=content_type, etag=etag)
+
+
+def _read_files() -> dict[str, PageFile]:
+    """Read all files. The page lists the modules, which a browser else finds one after the other, as they import."""
+    found = dict(_iter_files(files("agentfsm.studio") / "static"))
+    links = "".join([f'<link rel="modulepreload" href="{path}">\n' for path in sorted(found) if path.endswith(".js")])
+    page = found["index.html"]
+    body = page.body.replace(b"</head>", f"{links}</head>".encode())
+    return found | {"index.html": _build_file(body, page.content_type)}
 
 
 @attrs.frozen(eq=False, repr=False)
 class StudioFiles:
     """ASGI app that serves the files. They are read once, so that no request reaches the disk."""
 
-    files: Mapping[str, PageFile] = attrs.field(factory=lambda: dict(_iter_files(files("agentfsm.studio") / "static")))
+    files: Mapping[str, PageFile] = attrs.field(factory=_read_files)
     """Files by their path below the app."""
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:

@@ -57,7 +57,7 @@ async function show() {
   for (const link of links) {
     if (link.dataset.path === name) {
       link.setAttribute("aria-current", "page");
-      link.parentElement?.scrollTo({ left: link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2 });
+      requestAnimationFrame(() => showLink(link));
     } else link.removeAttribute("aria-current");
   }
   document.title = `${page.title ? t(page.title) : rest[0]} · agentfsm studio`;
@@ -70,6 +70,16 @@ async function show() {
   } catch (error) {
     fill(host, failure(error));
   }
+}
+
+/**
+ * Bring a link into the middle of the navigation, which is a row on a phone.
+ *
+ * @param {HTMLElement} link
+ */
+function showLink(link) {
+  const row = link.parentElement;
+  row?.scrollTo({ left: link.offsetLeft - (row.clientWidth - link.offsetWidth) / 2 });
 }
 
 function showSignIn() {
@@ -149,9 +159,8 @@ function start() {
   buildFrame();
   window.addEventListener("signed-out", showSignIn);
   window.addEventListener("hashchange", () => (LINK.test(location.hash) ? location.reload() : show()));
-  show();
+  show().then(updateCounts); // the page comes first
   hideLinks();
-  updateCounts();
   useKeys();
   every(COUNT_MS, main, updateCounts);
 }
