@@ -27,7 +27,8 @@ test("HTML is text", () => {
 
 test("links open beside the studio, and only of the allowed kinds", () => {
   assert.deepEqual(links("[a](https://a.example) <mailto:b@c.example>"), [["a", "https://a.example/"], ["mailto:b@c.example", "mailto:b@c.example"]]);
-  assert.equal(markdown("[a](https://a.example)").querySelector("a").rel, "noopener noreferrer");
+  const link = markdown("[a](https://a.example)").querySelector("a");
+  assert.deepEqual([link.rel, link.getAttribute("target")], ["noopener noreferrer", "_blank"]);
   for (const text of ["[a](javascript:alert(1))", "[a](//b.example)", "[a](https:b.example)", "[a](data:text/html,b)", "[a](#/runs)"]) {
     assert.deepEqual(links(text), [], text);
   }
