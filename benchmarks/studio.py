@@ -2,8 +2,8 @@
 
 PLACE is a SQLite file, which is filled as by `lists`; without one, a new file. Then the times are printed from the
 opening of the address, in a browser that has nothing of the studio yet, to the frame that shows the first row of the
-list of RUNS runs, 100,000 without a number, and the first entry of the transcript of a run with 5,000 events. It needs
-the test group, and Chromium.
+list of RUNS runs, 100,000 without a number, and the first entry of the transcript, and the first row of the trace, of a
+run with 5,000 events. It needs the test group, and Chromium.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def main(place: str = "", runs: str = str(RUNS)) -> int:
             for name, which, address, selector in (
                 (f"first rows of {int(runs):,} runs", store, "runs", "tr[data-run]"),
                 (f"transcript of a run with {EVENTS:,} events", long, f"runs/{RUN}", ".transcript .entry"),
+                (f"trace of a run with {EVENTS:,} events", long, f"runs/{RUN}?panel=trace", ".trace .row"),
             ):
                 times = measure(browser, which, address, selector)
                 print(f"{name:<44}{statistics.median(times):>8.0f} ms   {min(times):.0f} to {max(times):.0f}")

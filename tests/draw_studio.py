@@ -43,18 +43,28 @@ def start_runs(studio):
     runs["waiting"] = studio.start("shop", "Pay what is due")
     runs["done"] = studio.start("shop", "Pay invoice 17, then tell me", session="invoices of ann")
     decide(studio, runs["done"], "approve")
+    runs["nested"] = studio.start("desk", "What is paid, and what is due?")
     runs["failed"] = studio.start("shop", "Pay invoice 16")
     studio.request("POST", f"/v1/runs/{runs['failed']}/cancel", json={"message": "it is paid already"})
     runs["running"] = studio.start("courier", "Bring the book", wait_s=0)
 
 
-def take(browser, studio, address, path, *, full_page=False, **options):
-    """Open an address, and write its picture once it is quiet."""
+def open_call(page):
+    """Open the run of the sub-agent in the trace."""
+    page.get_by_role("treeitem", name="accountant").click()
+    page.keyboard.press("ArrowRight")
+    page.locator(".trace .row", has_text="search").wait_for()
+
+
+def take(browser, studio, address, path, *, full_page=False, act=None, **options):
+    """Open an address, and write its picture once it is quiet, and after an act on it."""
     context = browser.new_context(locale="en-GB", **options)
     page = context.new_page()
     page.goto(f"{studio.url}#/{address}")
     page.wait_for_selector("main h1")
     page.wait_for_timeout(1_000)  # what it reads after its first drawing
+    if act is not None:
+        act(page)
     page.screenshot(path=path, full_page=full_page)
     context.close()
 
@@ -82,7 +92,8 @@ def main(folder=""):
             start_runs(studio)
             run, size = f"runs/{studio.runs['waiting']}", {"viewport": {"width": 1280, "height": 860}}
             take(browser, studio, run, DOCS / "studio-run.png", color_scheme="light", **size)
-            take(browser, studio, f"{run}?panel=events&v=5", DOCS / "studio-events.png", color_scheme="dark", **size)
+            nested = f"runs/{studio.runs['nested']}?panel=trace"
+            take(browser, studio, nested, DOCS / "studio-trace.png", act=open_call, color_scheme="dark", **size)
             if folder:
                 take_every_page(browser, studio, Path(folder) / "runs")
             (studio.folder / "go.txt").touch()  # the courier comes to its end

@@ -32,6 +32,7 @@ def studio(tmp_path_factory):
         made.runs["waiting"] = made.start("shop")
         made.runs["question"] = made.start("clerk")
         made.runs["planned"] = made.start("planner")
+        made.runs["nested"] = made.start("desk")
         done = made.runs["done"] = made.start("shop", "Pay invoice 17,\nthen tell me", session="invoices of ann")
         decide(made, done, "approve")
         plan = made.request("GET", f"/v1/runs/{made.runs['planned']}")

@@ -6,6 +6,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from tests.support.browser import check_access
+
 
 def open_panel(open_page, studio, run, panel, **options):
     page = open_page(f"#/runs/{studio.runs[run]}?panel={panel}", **options)
@@ -77,8 +79,6 @@ def test_the_facts_and_the_machine(open_page, studio, show):
     assert int(taken["reflect>observe"]) == kinds.count("Continued")
     assert taken["think>done"] == "1"
     assert page.locator(".result-card").text_content() == f"Answer{run['output']}"
-    assert page.locator(".timeline .bar.model").count() == run["turns"]
-    assert page.locator(".timeline .bar.done").count() == len(run["calls"])
 
 
 def test_the_transcript(open_page, studio, show):
@@ -93,6 +93,32 @@ def test_the_transcript(open_page, studio, show):
             assert f"{call['name']}(" in text
             assert call["content"] in text
     assert "approved by" in text
+
+
+def test_the_trace(open_page, studio, show):
+    """Turns have their calls within them, a call the run that it began; Enter goes to the details of the chosen one."""
+    page = open_panel(open_page, studio, "nested", "trace")
+    events = show("show", studio.runs["nested"], "--events")["events"]
+    _, asked = next(each for each in events if each["is"] == "ToolsChosen")["message"]["calls"]
+    rows = page.get_by_role("treeitem")
+    expect(rows).to_have_count(4)
+    rows.filter(has_text="accountant").click()
+    page.keyboard.press("ArrowRight")
+    names = ["turn 1", "read_invoice", "accountant", "turn 1", "search", "turn 2", "turn 2"]
+    expect(page.locator(".trace .row .summary")).to_have_text(names)
+    assert [each.get_attribute("aria-level") for each in rows.all()] == ["1", "2", "2", "3", "4", "3", "1"]
+    page.keyboard.press("Enter")
+    details = page.locator(".trace .record")
+    expect(details).to_be_focused()
+    for text in ("What is paid?", "Two are paid.", asked["key"]):
+        expect(details).to_contain_text(text)
+    rows.filter(has_text="search").click()
+    expect(details.get_by_role("link")).to_have_attribute("href", re.compile(r"\.t1\.1\?v=2$"))
+    page.locator(".trace .virtual").press("ArrowLeft")  # to the turn
+    page.keyboard.press("ArrowLeft")
+    expect(rows).to_have_count(len(names) - 1)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_events(open_page, studio, show):
@@ -178,9 +204,9 @@ def test_the_cost(open_page, studio, show):
 
 
 def test_the_tier_and_the_source_of_an_answer(open_page, studio):
-    """The timeline names the model and its tier; a repeated answer links to the run that gave it."""
-    page = open_page(f"#/runs/{studio.runs['tiered']}")
-    assert "max · large" in page.locator(".timeline").inner_html()
+    """The trace names the model and its tier; a repeated answer links to the run that gave it."""
+    page = open_panel(open_page, studio, "tiered", "trace")
+    expect(page.get_by_role("treeitem")).to_contain_text("max · large")
     page = open_page(f"#/runs/{studio.runs['repeated']}")
     page.get_by_text("answer of").first.wait_for()
     assert page.locator("a[href*='tiered']").count()
@@ -198,7 +224,7 @@ def test_the_labels(open_page, studio, show):
 
 
 def test_comparison_and_replay(open_page, studio):
-    """Two versions are compared, and a replay finds no request that would differ."""
+    """Two versions and two runs are compared, these side by side, and a replay finds no request that would differ."""
     page = open_panel(open_page, studio, "done", "changes")
     page.get_by_label("First version").fill("1")
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -207,6 +233,13 @@ def test_comparison_and_replay(open_page, studio):
     text = page.locator(".diff").text_content()
     assert all(name in text for name in found["changed"])
     assert page.locator(".diff .added").count() == len(found["added"])
+    page.get_by_label("Other run").fill(studio.runs["nested"])
+    page.get_by_role("button", name="Compare", exact=True).click()
+    for name, tool in (("done", "pay"), ("nested", "accountant")):
+        trace = page.get_by_role("region", name=studio.runs[name])
+        trace.get_by_role("treeitem", name=tool).click()
+        expect(trace.locator(".record strong").first).to_have_text(tool)
+    check_access(page, ".panel")
     page.get_by_role("button", name="Replay", exact=True).click()
     assert page.locator(".panel .sent").text_content() == "3 requests compared, 0 would differ."
 

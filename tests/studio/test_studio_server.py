@@ -19,18 +19,23 @@ from tests.support.studio_server import AGENTS, HOSTILE, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-PANELS = ["transcript", "events", "calls", "shown", "cost", "labels", "changes"]
+PANELS = ["transcript", "trace", "events", "calls", "shown", "cost", "labels", "changes"]
 
 
 def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path):
-    """The page shows the run live, survives the server's death in the middle of a call, and misses no event."""
+    """The page shows a run and its sub-agent's live, survives the server's death within a call, and misses no event."""
     (tmp_path / "agents.py").write_text(AGENTS.read_text(encoding="utf-8"), encoding="utf-8")
-    words = ("serve", "agents:courier", "--studio", "--http", f"127.0.0.1:{free_port()}")
+    words = ("serve", "agents:dispatcher", "--studio", "--http", f"127.0.0.1:{free_port()}")
     with serving(tmp_path, *words) as (process, url):
         run = httpx.post(url.replace("/studio/", "/v1/runs"), json={"prompt": "Bring the book"}, timeout=60).json()
-        page = open_page(url=f"{url}#/runs/{run['id']}?panel=events")
-        expect(page.locator(".bar.running")).to_have_count(1)
+        page = open_page(url=f"{url}#/runs/{run['id']}?panel=trace")
+        page.get_by_role("treeitem", name="courier").click()
+        page.keyboard.press("ArrowRight")
+        deliver = page.get_by_role("treeitem", name="deliver")
+        expect(deliver.locator(".trace-bar.running")).to_be_visible()
         expect(page.locator(".connection")).to_have_text("live")
+        deliver.click()
+        expect(page.locator(".trace .record")).to_contain_text(re.compile("Worker now[0-9a-f]{8}"))
         process.send_signal(signal.SIGKILL)
         process.wait()
         expect(page.locator(".connection")).to_have_text("reconnecting…")
@@ -39,7 +44,9 @@ def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path)
         expect(page.locator("header.run .chip").first).to_have_text("done")
         run = httpx.get(url.replace("/studio/", f"/v1/runs/{run['id']}"), timeout=60).json()
         expect(page.locator(".travel .where")).to_contain_text(f"version {run['version']} of {run['version']}")
-        expect(page.locator(".result-card")).to_contain_text("Delivered.")
+        expect(page.locator(".result-card")).to_contain_text("It is delivered.")
+        expect(deliver.locator(".trace-bar.done")).to_be_visible()
+        expect(deliver.locator(".trace-crash")).to_have_count(1)
     assert all("ERR_" in each for each in page.complaints)  # what the browser says while the server is away
     page.complaints.clear()
 
@@ -193,8 +200,9 @@ def test_a_journal_of_10000_events(open_page, studio, show):
     expect(page.locator(".travel .where")).to_contain_text("version 5000")
     page.get_by_role("tab", name="Transcript").click()
     expect(page.locator(".entry")).to_have_count(60)
-    page.get_by_role("button", name="Earlier turns").click()
-    expect(page.locator(".paging")).to_contain_text("turns 817 to 828")
+    page.get_by_role("tab", name="Trace").click()
+    page.get_by_role("tree").press("End")
+    expect(page.locator('.trace .row[aria-selected="true"]')).to_contain_text("search")
     assert page.locator("*").count() < 2_500
 
 

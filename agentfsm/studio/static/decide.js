@@ -131,7 +131,7 @@ const SCREEN_LINES = 40;
 const SCREEN_CHARS = 4000;
 
 /** A text as its writer meant it, with its lines; beyond a screen it is folded. */
-function readable(text) {
+export function readable(text) {
   const element = h("div", { class: "readable" }, text);
   if (text.split("\n").length <= SCREEN_LINES && text.length <= SCREEN_CHARS) return element;
   element.classList.add("folded");
@@ -143,7 +143,7 @@ function readable(text) {
 }
 
 /** The arguments of a call by their names: texts with their lines, other values as JSON. */
-function argumentList(values) {
+export function argumentList(values) {
   const names = Object.keys(values);
   if (!names.length) return h("p", { class: "soft" }, t("It has no arguments."));
   return h("dl", { class: "arguments" }, names.map((name) => {

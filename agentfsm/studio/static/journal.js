@@ -3,6 +3,8 @@
 const REPLIES = new Set(["ToolsChosen", "AnswerGiven", "AnswerDrafted", "ModelFaltered"]);
 // Purposes of usage in events that do not name one, as in agentfsm/core/run_facts.py; all others are turns.
 const PURPOSES = { Compacted: "summary", ToolsOffered: "tool_selection", Judged: "judge" };
+// Seconds between two events that no worker accounts for: shorter ones are differences of clocks.
+const IDLE_S = 0.2;
 const USAGE = ["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost_usd"];
 
 /** Events of a run in their order, and the state after each. */
@@ -41,6 +43,7 @@ export function fold(journal, version, prompt) {
     purposes: new Map(),
     seconds: 0,
     waited: 0,
+    idleBefore: 0, // newest version before which no worker had the run
     updatedAt: journal.events[version - 1]?.at ?? null,
     stop: null,
     prompt,
@@ -51,7 +54,9 @@ export function fold(journal, version, prompt) {
     const arrow = `${journal.states[index]}>${journal.states[index + 1]}`;
     view.path.set(arrow, (view.path.get(arrow) ?? 0) + 1);
     const took = event.took_s ?? 0;
-    if (previousAt !== null) view.waited += Math.max(0, event.at - previousAt - took);
+    const idle = previousAt === null ? 0 : Math.max(0, event.at - previousAt - took);
+    view.waited += idle;
+    if (idle > IDLE_S) view.idleBefore = index + 1;
     previousAt = event.at;
     view.seconds += took;
     addUsage(view, event);
@@ -75,12 +80,16 @@ function addCalls(view, calls, event, version, turn) {
       name: call.name,
       arguments: parseArguments(call.arguments),
       turn,
+      key: call.key,
+      kind: "",
       askedAt: event.at,
       version,
       status: "intended",
       starts: [],
       attempts: 0,
       waits: [],
+      crashes: [], // times at which it was found that a worker had died
+      guards: [], // decisions on the call
       result: null,
     };
     view.calls.set(call.id, known);
@@ -120,7 +129,8 @@ const beginWait = (status) => withCall((call, event) => {
 });
 
 function editArguments(call, event) {
-  if (event.arguments) Object.assign(call, { proposed: call.arguments, arguments: parseArguments(event.arguments) });
+  if (!event.arguments) return;
+  Object.assign(call, { proposed: call.arguments, arguments: parseArguments(event.arguments), key: event.key ?? call.key });
 }
 
 const STEPS = {
@@ -142,21 +152,29 @@ const STEPS = {
   Accepted(view) {
     view.stop = { reason: "completed", message: "" };
   },
-  ToolStarted: withCall((call, event) => {
+  Guarded: withCall((call, event, view, version) => {
+    call.guards.push({ ...event, version });
+  }),
+  ToolStarted: withCall((call, event, view, version) => {
     endWait(call, event.at);
-    call.status = "running";
+    // Started again without an end: a retry, or by another worker after a time without one.
+    if (call.status === "running" && view.idleBefore > call.startedBy) call.crashes.push(event.at);
+    Object.assign(call, { status: "running", startedBy: version, kind: event.kind ?? "", key: event.key || call.key });
     call.starts.push(event.since || event.at);
     call.attempts += event.attempts ?? 1;
   }),
   ToolCutOff: withCall((call, event) => {
     call.status = "intended";
-    call.cutOffAt = event.started_at + event.duration_s;
+    call.waits.push({ kind: "intended", from: event.started_at + event.duration_s, to: null });
   }),
   ToolFinished: withCall((call, event) => {
     endWait(call, event.at);
     Object.assign(call, { status: event.result.outcome, result: event.result, endedAt: event.at, by: event.by });
   }),
-  ToolLost: beginWait("lost"),
+  ToolLost(view, event, version) {
+    withCall((call) => !event.lacks_tool && call.crashes.push(event.at))(view, event, version);
+    beginWait("lost")(view, event, version);
+  },
   ToolPaused: withCall((call, event) => {
     endWait(call, event.at);
     Object.assign(call, { status: "paused", pending: event.pending });
@@ -229,6 +247,13 @@ function closeCalls(view, at) {
 // Usage.
 
 export const emptyUsage = () => Object.fromEntries([...USAGE.map((name) => [name, 0]), ["cost_usd", null], ["estimated", false], ["unpriced", false], ["count", 0]]);
+
+/** Add up usages, of which some may be missing. */
+export function sumUsage(usages) {
+  const total = emptyUsage();
+  for (const usage of usages) if (usage) addTo(total, usage);
+  return total;
+}
 
 function addTo(total, usage) {
   for (const name of USAGE) if (usage[name] !== undefined && usage[name] !== null) total[name] = (total[name] ?? 0) + usage[name];

@@ -113,6 +113,20 @@ export function callLine(call, runId) {
 }
 
 /**
+ * What people have decided on a call.
+ *
+ * @param {any} call
+ */
+export function decisionsOf(call) {
+  return [
+    call.approvedBy !== undefined && t("approved by {name}", { name: call.approvedBy || "?" }),
+    call.proposed && t("arguments edited"),
+    call.informedBy !== undefined && t("answered by {name}", { name: call.informedBy || "?" }),
+    call.by && t("decided by {name}", { name: call.by }),
+  ].filter(Boolean).join(", ");
+}
+
+/**
  * A button that runs an async action: it is off while the action runs, and shows its error below.
  *
  * @param {string} text

@@ -14,7 +14,7 @@ export class RunModel {
     this.id = id;
     this.machine = machine;
     this.journal = new Journal(machine.table);
-    this.children = new Map();
+    this.children = new Map(); // what is known of the runs below, by id
     this.details = null;
     this.draft = null;
     this.chosen = null; // version that the reader went to; null: the newest
@@ -37,13 +37,23 @@ export class RunModel {
     return this.view.stop !== null || OVER.includes(this.details?.status);
   }
 
+  /** Whether a worker executes the run now, of which the newest version is shown. */
+  get isWorking() {
+    return this.isLive && !this.isOver && this.details?.status === "running";
+  }
+
   /** Read the run and follow it. The journal of a new one is only followed, so that no text of its model is missed. */
   async open({ isNew = false } = {}) {
     if (isNew) this.follow();
+    await this.read({ isNew });
+    if (!isNew && !this.error) this.follow();
+  }
+
+  /** Read the run as it is. */
+  async read({ isNew = false } = {}) {
     await Promise.all([this.readDetails(), !isNew && this.readJournal()]);
     this.isLoaded = true;
     this.refresh();
-    if (!isNew && !this.error) this.follow();
   }
 
   follow() {
@@ -64,18 +74,38 @@ export class RunModel {
 
   /** Read the journal page by page, which is quicker than to follow it from its beginning. */
   async readJournal() {
-    for (let after = 0; after !== null && !this.stopper.signal.aborted;) {
-      const page = await api.journal(this.id, after).catch((error) => void (this.error = error));
-      if (!page) return;
-      this.header = page.header;
-      for (const { version, event } of page.events) this.journal.add(version, event);
+    this.header = await this.readPages(this.id, this.journal).catch((error) => void (this.error = error));
+  }
+
+  /** Read what a journal lacks, and return its header. */
+  async readPages(id, journal) {
+    let header = null;
+    for (let after = journal.version; after !== null && !this.stopper.signal.aborted;) {
+      const page = await api.journal(id, after);
+      header = page.header;
+      for (const { version, event } of page.events) journal.add(version, event);
       after = page.after;
     }
+    return header;
+  }
+
+  /** Return what is known of a run below this one: its events that have arrived, and whether they have been read. */
+  child(id) {
+    if (!this.children.has(id)) this.children.set(id, { journal: new Journal(this.machine.table), isRead: false, error: null });
+    return this.children.get(id);
+  }
+
+  /** Read the journal of a run below this one, once; its later events are followed. */
+  async openChild(id) {
+    const child = this.child(id);
+    if (child.isRead) return;
+    child.isRead = true;
+    await this.readPages(id, child.journal).catch((error) => Object.assign(child, { error, isRead: false }));
+    this.draw();
   }
 
   addEvent({ run_id: runId, version, event }) {
-    if (runId === this.id) this.journal.add(version, event);
-    else this.children.set(runId, version);
+    (runId === this.id ? this.journal : this.child(runId).journal).add(version, event);
     const isBroken = event.is === "AttemptFailed" || event.is === "Failed";
     if (runId === this.id && (isBroken || this.draft?.turn <= this.journal.turns)) this.draft = null;
     this.loadDetails();

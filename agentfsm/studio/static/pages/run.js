@@ -1,4 +1,4 @@
-// A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
+// A run: its facts, the machine, its panels, what waits, and travel over its versions.
 import { keepAddress } from "../address.js";
 import { api, once } from "../api.js";
 import { every, fill, h } from "../dom.js";
@@ -12,11 +12,8 @@ import { PANELS } from "../panels/index.js";
 import { summarise } from "../panels/events.js";
 import { actionButton, chip, failure, facts, runLink } from "../parts.js";
 import { OVER, RunModel } from "../run_model.js";
-import { drawTimeline, PAGE } from "../timeline.js";
 import { waitsBox } from "../waits.js";
 
-// Milliseconds between two drawings of what is running.
-const TICK_MS = 700;
 // Milliseconds between two readings of the status, which changes without an event when a process dies.
 const STATUS_MS = 4000;
 const STATUS = { done: "done", error: "failed" };
@@ -27,8 +24,7 @@ export const run = {
     const parts = {};
     const model = new RunModel(id, machine, () => draw(model, parts));
     build(main, model, parts, parameters);
-    every(TICK_MS, parts.timeline, () => isRunning(model) && drawTurns(model, parts));
-    every(STATUS_MS, parts.timeline, () => model.details && !OVER.includes(model.details.status) && model.readDetails());
+    every(STATUS_MS, parts.machine, () => model.details && !OVER.includes(model.details.status) && model.readDetails());
     await model.open();
     return () => model.close();
   },
@@ -40,9 +36,6 @@ function build(main, model, parts, parameters) {
   parts.header = h("header", { class: "page run" }, h("h1", {}, model.id), h("p", { class: "soft", role: "status" }, t("Loading…")));
   parts.facts = h("div", {});
   parts.machine = h("div", {});
-  parts.timeline = h("div", {});
-  parts.timelinePages = h("div", { class: "paging" });
-  parts.first = null;
   parts.travel = buildTravel(model);
   parts.panels = buildPanels(model, parts, parameters.get("panel"));
   parts.waits = waitsBox(model);
@@ -53,7 +46,6 @@ function build(main, model, parts, parameters) {
     h("div", { class: "run-main" },
       parts.header, parts.facts,
       h("section", { class: "card" }, h("h2", {}, t("Machine")), parts.machine),
-      h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, t("Timeline")), parts.timelinePages), parts.timeline),
       parts.panels.element,
       parts.travel.element),
     h("aside", { class: "run-side", "aria-label": t("Decisions and controls") },
@@ -71,7 +63,6 @@ function draw(model, parts) {
   drawHeader(model, parts);
   drawFacts(model, parts);
   fill(parts.machine, drawMachine(model.machine.table, model.view));
-  drawTurns(model, parts);
   parts.waits.update();
   drawOutcome(model, parts);
   drawLatest(model, parts);
@@ -135,29 +126,7 @@ function drawFacts(model, parts) {
   ]));
 }
 
-const isRunning = (model) => model.isLive && ["think", "act"].includes(model.view.state) && statusOf(model) === "running";
-
 const isWaiting = (model) => model.isLive && ["waiting", "paused"].includes(model.details?.status);
-
-function drawTurns(model, parts) {
-  const { view } = model;
-  const last = Math.max(0, Math.floor((view.turns.length - 1) / PAGE) * PAGE);
-  const first = Math.min(parts.first ?? last, last);
-  const isWorking = isRunning(model);
-  const now = isWorking || isWaiting(model) ? Date.now() / 1000 : null;
-  fill(parts.timeline, drawTimeline(view, model.journal, { first, now, isWorking, width: parts.timeline.clientWidth, select: (version) => model.goTo(version) }));
-  const move = (target) => () => {
-    parts.first = target >= last ? null : Math.max(0, target);
-    drawTurns(model, parts);
-  };
-  fill(parts.timelinePages,
-    h("span", { class: "soft" }, t("active time, waits folded")),
-    last > 0 && [
-      h("button", { type: "button", class: "quiet", "aria-label": t("Earlier turns"), disabled: first === 0, onclick: move(first - PAGE) }, "‹"),
-      h("span", { class: "soft" }, t("turns {first} to {last} of {all}", { first: first + 1, last: Math.min(first + PAGE, view.turns.length), all: view.turns.length })),
-      h("button", { type: "button", class: "quiet", "aria-label": t("Later turns"), disabled: first >= last, onclick: move(first + PAGE) }, "›"),
-    ]);
-}
 
 function drawOutcome(model, parts) {
   const { stop, turns } = model.view;

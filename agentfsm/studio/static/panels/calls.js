@@ -2,7 +2,7 @@
 import { fill, h } from "../dom.js";
 import { callTitle, duration } from "../format.js";
 import { t } from "../i18n.js";
-import { chip, empty, table } from "../parts.js";
+import { chip, decisionsOf, empty, table } from "../parts.js";
 
 const PAGE = 200;
 
@@ -20,19 +20,10 @@ export const calls = {
         h("td", {}, chip(call.status, t(`call ${call.status}`))),
         h("td", { class: "number" }, call.result ? duration(call.result.duration_s ?? 0) : "–"),
         h("td", { class: "number" }, Math.max(call.attempts, call.result ? (call.result.attempts ?? 1) : 0)),
-        h("td", {}, decisions(call))));
+        h("td", {}, decisionsOf(call))));
       return fill(host,
         all.length > PAGE && h("p", { class: "soft" }, t("The last {n} of {all} calls.", { n: PAGE, all: all.length })),
         table(t("Calls"), [t("Call"), t("Tool and arguments"), t("Status"), [t("Time")], [t("Attempts")], t("Decisions")], rows));
     };
   },
 };
-
-function decisions(call) {
-  return [
-    call.approvedBy !== undefined && t("approved by {name}", { name: call.approvedBy || "?" }),
-    call.proposed && t("arguments edited"),
-    call.informedBy !== undefined && t("answered by {name}", { name: call.informedBy || "?" }),
-    call.by && t("decided by {name}", { name: call.by }),
-  ].filter(Boolean).join(", ");
-}

@@ -4,22 +4,45 @@ import { fill, h } from "../dom.js";
 import { t } from "../i18n.js";
 import { messageText } from "../messages.js";
 import { actionButton, empty, runLink } from "../parts.js";
+import { RunModel } from "../run_model.js";
+import { traceView } from "../trace_view.js";
 
 export const changes = {
   id: "changes",
   title: "Compare and replay",
   shows: (run) => run.view.version > 0,
   mount(host, run) {
-    const number = (label, value) => h("input", { type: "number", min: 0, value, "aria-label": label });
-    const from = number(t("First version"), "");
-    const to = number(t("Second version"), "");
-    const other = h("input", { type: "text", placeholder: t("the same run"), "aria-label": t("Other run") });
+    const number = (label) => h("input", { type: "number", min: 0, placeholder: t("Newest"), "aria-label": label });
+    const from = number(t("First version"));
+    const to = number(t("Second version"));
+    const other = h("input", { type: "text", placeholder: t("the same run"), "aria-label": t("Other run"), oninput: () => {
+      from.value = to.value = ""; // the versions of two runs have nothing to do with each other
+      if (!other.value) suggest();
+    } });
     const compared = h("div", { "aria-live": "polite" });
+    const traces = h("div", {});
     const replayed = h("div", { "aria-live": "polite" });
+    let updateTrace = () => {};
+    function suggest() {
+      from.value ||= String(Math.max(0, run.view.version - 1));
+      to.value ||= String(run.view.version);
+    }
 
     async function compare() {
-      const found = await api.diff(run.id, { at: from.value, to: to.value, other: other.value.trim() });
+      const id = other.value.trim();
+      const found = await api.diff(run.id, { at: from.value, to: to.value, other: id });
       fill(compared, drawDiff(found));
+      fill(traces);
+      if (id && id !== run.id) await showTraces(id);
+    }
+    async function showTraces(id) {
+      const second = new RunModel(id, run.machine, () => views[1].update());
+      const views = [run, second].map(traceView);
+      await second.read();
+      fill(traces, h("div", { class: "side-by-side" }, [run, second].map((each, index) =>
+        h("section", { "aria-label": each.id }, h("p", { class: "soft" }, runLink(each.id, each.details.prompt || each.id)), views[index].element))));
+      updateTrace = views[0].update;
+      views.forEach((view) => view.update());
     }
     async function replay() {
       fill(replayed, drawReplay(await api.replay(run.id), run));
@@ -30,13 +53,14 @@ export const changes = {
         t("version"), from, t("with version"), to, t("of"), other,
         actionButton(t("Compare"), compare)),
       compared,
+      traces,
       h("h3", {}, t("Replay")),
       h("p", { class: "soft" }, t("Checks which requests the current agent would send differently. No model and no tool is called.")),
       actionButton(t("Replay"), replay),
       replayed);
     return () => {
-      if (!from.value) from.value = String(Math.max(0, run.view.version - 1));
-      if (!to.value) to.value = String(run.view.version);
+      if (!other.value) suggest();
+      updateTrace();
     };
   },
 };
@@ -50,7 +74,7 @@ function drawDiff(found) {
   if (!lines.length) return empty(t("No difference"), t("The two are the same."));
   return [
     h("p", { class: "soft" }, `${found.before.id} v${found.before.version} → ${found.after.id} v${found.after.version} · ${t("{n} messages in common", { n: found.shared })}`),
-    h("pre", { class: "diff" }, lines.map((line) => h("span", { class: { "+": "added", "-": "removed" }[line[0]] ?? "" }, line))),
+    h("pre", { class: "diff", tabindex: 0 }, lines.map((line) => h("span", { class: { "+": "added", "-": "removed" }[line[0]] ?? "" }, line))),
   ];
 }
 

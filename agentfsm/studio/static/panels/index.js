@@ -9,6 +9,7 @@ import { labels } from "./labels.js";
 import { memory } from "./memory.js";
 import { plan } from "./plan.js";
 import { shown } from "./shown.js";
+import { trace } from "./trace.js";
 import { transcript } from "./transcript.js";
 
-export const PANELS = [transcript, events, calls, shown, plan, labels, guards, memory, cost, changes];
+export const PANELS = [transcript, trace, events, calls, shown, plan, labels, guards, memory, cost, changes];
