@@ -69,6 +69,7 @@ HOW_TO_RESOLVE: Final = {
     PendingKind.APPROVAL: "approve or reject it",
     PendingKind.OUTCOME: "settle it",
     PendingKind.QUESTION: "answer it",
+    PendingKind.LOGIN: "log in",
     PendingKind.INPUT: "send the run input",
     PendingKind.PAUSE: "resume the run",
     PendingKind.CRASH: "find out why its workers died, then resume the run",
@@ -94,6 +95,16 @@ async def find_pending(
     """
     run = await load_run(store, run_id)
     return run, await _find_pending_in(store, run, call_id, kind, digest)
+
+
+async def find_question(store: Store, run_id: str, call_id: str, *, digest: str | None) -> tuple[Run, Pending]:
+    """Return the run, and its wait for an answer or a login; raises as `find_pending`."""
+    run = await load_run(store, run_id)
+    waits = {(item.run_id, item.call_id): item.kind for item in run.pending}
+    is_login = waits.get((run_id, call_id)) is PendingKind.LOGIN
+    return run, await _find_pending_in(
+        store, run, call_id, PendingKind.LOGIN if is_login else PendingKind.QUESTION, digest
+    )
 
 
 async def _find_pending_in(store: Store, run: Run, call_id: str, kind: PendingKind, digest: str | None) -> Pending:

@@ -23,6 +23,7 @@ from agentfsm.agents.decisions import (
     build_settlement,
     check_edited_arguments,
     find_pending,
+    find_question,
     list_allowances,
     post_decision,
     post_decisions,
@@ -482,7 +483,8 @@ class Runs:
 
         The result of `ask_user`, or of a tool with `external=True`, is text. The input that a tool asks for with
         `InputRequired` is an object that fits the question's schema, or text if the schema is a single string. Several
-        questions are answered together, by key. The tool is then called again.
+        questions are answered together, by key. The tool is then called again. A login has no answer: without content
+        the tool looks again whether the user has logged in, and with `declined` it learns that the user will not.
 
         Args:
             run_id: `Pending.run_id`.
@@ -500,7 +502,9 @@ class Runs:
             ConflictError: when the question was answered already, its time is up, or the digest differs.
         """
         check_call_id(run_id, call_id)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
+        run, item = await find_question(self.store, run_id, call_id, digest=digest)
+        if item.kind is PendingKind.LOGIN and content is not None:
+            raise MisuseError(f"{call_id} waits for a login, and answers are in the journal: log in, or enter the key")
         if self.four_eyes:
             await check_not_approved(self.store, run_id, call_id, by)
         await post_decision(self.store, run, item, build_answer(item, content, failed=failed, declined=declined, by=by))

@@ -22,6 +22,7 @@ class PendingKind(StrEnum):
     APPROVAL = "approval"
     OUTCOME = "outcome"
     QUESTION = "question"
+    LOGIN = "login"
     INPUT = "input"
     PAUSE = "pause"
     CRASH = "crash"
@@ -65,9 +66,10 @@ class Pending(Value):
     kind: PendingKind
     """Kind of the wait, and the method that ends it. APPROVAL: a person decides whether the call runs (`approve`,
     `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`), or which this program cannot
-    carry out. QUESTION: a person or system
-    gives the answer or the result (`answer`). INPUT: any input (`send`), for a call also the end of its time. PAUSE:
-    only `resume`. CRASH: workers died while they executed only this run; use `resume` once the cause is known.
+    carry out. QUESTION: a person or system gives the answer or the result (`answer`). LOGIN: the user of the run logs
+    in to the server of the tool, by the URL of the question or with a key, and the call goes on by itself. INPUT: any
+    input (`send`), for a call also the end of its time. PAUSE: only `resume`. CRASH: workers died while they executed
+    only this run; use `resume` once the cause is known.
     """
 
     run_id: str

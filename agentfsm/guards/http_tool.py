@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
 
+from agentfsm._lib.public_network import is_local_host
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import BOOL, COUNT, SECONDS
 from agentfsm.guards.egress_client import MAX_BYTES, EgressError, open_http_client, to_allowed_hosts
+from agentfsm.logins import APIKey, Login, OAuth, UserAuth
+from agentfsm.logins.login import to_login
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 
@@ -39,6 +43,7 @@ def build_http_tool(
     seconds: float = 20.0,
     trusted: bool = False,
     irreversible: bool = True,
+    login: Login | OAuth | APIKey | None = None,
 ) -> Tool[..., Any]:
     """Return a tool that sends HTTP requests to the hosts of a list, and returns status, content type and text.
 
@@ -59,6 +64,9 @@ def build_http_tool(
         trusted: Whether no stranger can write what the hosts return.
         irreversible: Whether requests with other methods than GET and HEAD cannot be undone: the label
             `irreversible`. Without such methods it has no effect.
+        login: How each user of a run logs in to the host, which must be a single one: `OAuth(...)` or `APIKey(...)`.
+            Requests carry the token of the run's user; a call of a user without one waits. Redirects are then not
+            followed. None: no login.
 
     Raises:
         MisuseError: if an argument is invalid.
@@ -70,6 +78,7 @@ def build_http_tool(
     BOOL.check("build_http_tool", "trusted", trusted)
     BOOL.check("build_http_tool", "irreversible", irreversible)
     is_safe = set(usable) <= set(SAFE_METHODS)
+    own = None if login is None else to_login(login, _find_server(allowed))
     reached = "any public host" if "*" in allowed else ", ".join(allowed)
 
     async def http_request(ctx: RunContext[Any], url: str, method: str = usable[0], **content: str) -> dict[str, Any]:
@@ -79,14 +88,17 @@ def build_http_tool(
         if content.get("body"):
             headers["Content-Type"] = content.get("content_type") or _DEFAULT_TYPE
         try:
-            async with open_http_client(allowed, headers=headers, max_bytes=max_bytes, timeout_s=seconds) as client:
+            auth = None if own is None else own.auth(ctx)
+            async with open_http_client(
+                allowed, headers=headers, auth=auth, max_bytes=max_bytes, timeout_s=seconds
+            ) as client:
                 client.max_redirects = MAX_REDIRECTS
                 with anyio.fail_after(seconds):
                     response = await client.request(
                         method,
                         url,
                         content=content["body"].encode() if content.get("body") else None,
-                        follow_redirects=method in SAFE_METHODS,
+                        follow_redirects=method in SAFE_METHODS and own is None,
                     )
         except TimeoutError:
             raise EgressError(f"the response was not complete within {seconds:g} seconds") from None
@@ -94,7 +106,8 @@ def build_http_tool(
             raise EgressError(f"there were more than {MAX_REDIRECTS} redirects") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as error:
             raise EgressError(f"this is not a URL that can be requested ({error}): use https://host/path") from None
-        return _describe(response)
+        described = _describe(response)
+        return described if auth is None else {name: _mask(auth, value) for name, value in described.items()}
 
     return make_tool(
         http_request,
@@ -107,7 +120,22 @@ def build_http_tool(
         reads_untrusted=not trusted,
         sends_out=True,
         irreversible=irreversible and not is_safe,
+        login=own,
     )
+
+
+def _mask(auth: UserAuth, value: Any) -> Any:
+    """Return a value of the result without the token, which a server may repeat."""
+    return auth.mask(value) if isinstance(value, str) else value
+
+
+def _find_server(hosts: tuple[str, ...]) -> str:
+    """Return the URL of the one host that a login is for."""
+    if len(hosts) != 1 or "*" in hosts[0]:
+        raise MisuseError("build_http_tool(login=...) needs a single host, to which the tokens of users are sent")
+    [host] = hosts
+    is_local = is_local_host(urlsplit(f"//{host}").hostname or "")
+    return f"{'http' if is_local else 'https'}://{host}"
 
 
 def _to_methods(methods: Iterable[str]) -> tuple[str, ...]:

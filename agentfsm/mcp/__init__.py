@@ -10,12 +10,12 @@ from agentfsm._lib.pins import MemoryPins, Pin, PinFile, Pins, PinsError
 from agentfsm._lib.plugins import require_extra
 
 with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
+    from agentfsm.logins.oauth_settings import OAuth
+    from agentfsm.logins.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
     from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
     from agentfsm.mcp.client.mcp_server import MCPServer
     from agentfsm.mcp.connection.server_sandbox import ServerSandbox
     from agentfsm.mcp.errors import LoginRequiredError, MCPServerError
-    from agentfsm.mcp.oauth.oauth_settings import OAuth
-    from agentfsm.mcp.oauth.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
     from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
 
 if TYPE_CHECKING:

@@ -52,6 +52,7 @@ from agentfsm.ports.store import (
     SystemClock,
 )
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, StoreRecord, UnreadRun
+from agentfsm.ports.tool_login import ToolLogin
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome, ToolSandbox
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "ThinkingChunk",
     "TokenCounter",
     "ToolDefinition",
+    "ToolLogin",
     "ToolSandbox",
     "ToolSelector",
     "ToolTraits",

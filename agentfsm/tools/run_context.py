@@ -263,3 +263,27 @@ class InputRequired(CallPaused):
         super().__init__(())
         self.questions: tuple[Question, ...] = validate_questions(questions)
         self.state: str = encode_state(state)
+
+
+class LoginRequired(InputRequired):
+    """Raised by a tool whose server needs a login of the run's user. The call is repeated when the user has logged in.
+
+    Attributes:
+        questions: The one question: its key is the server, its URL the page where the user logs in.
+    """
+
+    def __init__(
+        self, server: str, message: str, *, url: str = "", takes_key: bool = False, state: JSON = None
+    ) -> None:
+        """Validate the question.
+
+        Args:
+            server: URL of the server, 1 to 200 characters.
+            message: Text for the user.
+            url: Page where the user logs in. Empty: it is made when the user asks for it.
+            takes_key: Whether the user enters a key instead. It is no answer: answers are in the journal.
+            state: As for `InputRequired`.
+        """
+        schema = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
+        question = Question(key=server, message=message, url=url, schema=schema if takes_key else None)
+        super().__init__(question, state=state)

@@ -43,6 +43,7 @@ from agentfsm.core.value import cached
 from agentfsm.ports.guards import ToolTraits
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
+from agentfsm.ports.tool_login import ToolLogin
 from agentfsm.ports.tool_sandbox import ToolSandbox
 from agentfsm.tools import callback_errors
 from agentfsm.tools.breaker import Breaker
@@ -275,6 +276,11 @@ class Tool(_ToolCache, Generic[P, R]):
     """Sandbox in which the function runs, in a process of its own: `Sandbox()` of `agentfsm.sandbox`. The function is
     a plain one of a module, and takes and returns JSON values. Calling the `Tool` itself does not use it. None: the
     function runs in this process.
+    """
+
+    login: ToolLogin | None = None
+    """Logins of the users of runs at the server of the tool: `Login(...)` of `agentfsm.logins`. A call of a user
+    without one waits before it starts. None: no login.
     """
 
     grace_s: float = 0.0
@@ -579,6 +585,7 @@ class ToolOptions(ToolDeclarations, total=False):
     fresh_s: float | None
     timeout_s: float | None
     cost_usd: float | Callable[[Arguments], float] | None
+    login: ToolLogin | None
     sandbox: ToolSandbox | None
 
 
@@ -710,6 +717,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     "reads_untrusted": _CHOICE.or_none(),
     "harmless": ValueRule(fits=lambda value: isinstance(value, str), wanted="the reason, a text; '' if it is not"),
     "data_level": require_choice("", *DATA_LEVELS),
+    "login": require_members("require", "is_ready", wanted="a login, as Login(...) of agentfsm.logins").or_none(),
     "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),

@@ -11,6 +11,7 @@ from keyring.backend import KeyringBackend
 from keyring.backends import fail
 
 from agentfsm import Agent, MisuseError, ToolResult
+from agentfsm.logins import TokenStoreError, token_store
 from agentfsm.mcp import (
     KeyringTokens,
     LoginRequiredError,
@@ -21,7 +22,6 @@ from agentfsm.mcp import (
     OAuth,
     TokenFile,
 )
-from agentfsm.mcp.oauth import token_store
 from agentfsm.mcp.oauth.person_login import log_in
 from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
 from agentfsm.testing import ScriptedModel, call, say
@@ -330,7 +330,7 @@ def test_a_file_of_tokens(path):
     one.write("a", None)
     assert (one.read("a"), one.read("b")) == (None, '{"y": 2}')
     path.write_text('{"version": 2, "servers": {}}')
-    with pytest.raises(MCPServerError, match="version 2"):
+    with pytest.raises(TokenStoreError, match="version 2"):
         one.write("a", "{}")
     assert path.read_text() == '{"version": 2, "servers": {}}'
 
@@ -382,7 +382,7 @@ async def test_a_usable_keyring_is_preferred(guard, locker, tmp_path, monkeypatc
 
 def test_a_keyring_that_refuses(locker):
     """The error says what else there is."""
-    with pytest.raises(MCPServerError, match=r"PasswordSetError: too long.*TokenFile"):
+    with pytest.raises(TokenStoreError, match=r"PasswordSetError: too long.*TokenFile"):
         KeyringTokens().write("a", "x" * 1_000_001)
 
 

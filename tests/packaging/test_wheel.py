@@ -26,7 +26,7 @@ USES = {
     "evals": "import yaml, agentfsm.evals.suite_files",
     "gemini": "from agentfsm.models import Gemini; Gemini('gemini', api_key='k')",
     "inspect": "import agentfsm.evals.inspect_solver",
-    "keyring": "import keyring; from agentfsm.mcp.oauth import token_store",
+    "keyring": "import keyring; from agentfsm.logins import token_store",
     "mcp": "from agentfsm.mcp import MCPServer, MCPService",
     "openapi": "import yaml; from agentfsm.openapi import tools_from_openapi",
     "otel": "from agentfsm.telemetry import Telemetry; Telemetry",

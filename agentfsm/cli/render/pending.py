@@ -56,6 +56,7 @@ _CALL_WAITS: Final = {
     PendingKind.APPROVAL: "the approval of",
     PendingKind.OUTCOME: "the outcome of",
     PendingKind.QUESTION: "an answer to",
+    PendingKind.LOGIN: "the login for",
     PendingKind.INPUT: "input for",
 }
 
@@ -169,6 +170,7 @@ _FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
     PendingKind.APPROVAL: _format_approval,
     PendingKind.OUTCOME: _format_outcome,
     PendingKind.QUESTION: _format_question,
+    PendingKind.LOGIN: _format_question,
     PendingKind.INPUT: _format_input,
     PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
     PendingKind.CRASH: lambda item: one_line(item.description, NOTE_CHARS),
@@ -206,7 +208,8 @@ def format_hints(item: Pending, hint: CommandHint) -> list[str]:
     """Return the command lines that end the wait; empty for a pause, which `resume` ends."""
     if hint.location is None and _COMMANDS[item.kind]:
         return [f"from Python, with {_METHODS[item.kind]}, because only the agent can open its store"]
-    forms = _QUESTION_COMMANDS if item.questions else _COMMANDS[item.kind]
+    is_question = item.kind is PendingKind.QUESTION and item.questions
+    forms = _QUESTION_COMMANDS if is_question else _COMMANDS[item.kind]
     if item.lacks_tool:  # to run it again starts nothing here
         forms = forms[:2]
     words = {"run": shlex.quote(item.run_id), "call": item.call_id, "shown": format_shown([item])}
@@ -221,6 +224,7 @@ _COMMANDS: Final = {
         "settle {run} {call} --rerun",
     ),
     PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
+    PendingKind.LOGIN: ("login AGENT {run} {call}", "answer {run} {call} --decline"),
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
     PendingKind.CRASH: (),
@@ -231,5 +235,6 @@ _METHODS: Final = {
     PendingKind.APPROVAL: "agent.approve or agent.reject",
     PendingKind.OUTCOME: "agent.settle",
     PendingKind.QUESTION: "agent.answer",
+    PendingKind.LOGIN: "Login.begin and Login.complete",
     PendingKind.INPUT: "agent.send",
 }

@@ -284,6 +284,7 @@ def _ask_nothing(_terminal: Terminal, _item: Pending, _run_id: str) -> None:
 _PROMPTS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Submission | None]]] = {
     PendingKind.OUTCOME: _ask_outcome,
     PendingKind.QUESTION: _ask_question,
+    PendingKind.LOGIN: _ask_nothing,
     PendingKind.INPUT: _ask_nothing,
     PendingKind.PAUSE: _ask_nothing,
     PendingKind.CRASH: _ask_nothing,

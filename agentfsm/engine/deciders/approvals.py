@@ -235,6 +235,8 @@ async def _decide_open_calls(calls: OpenCalls) -> Decisions:
                 events.append(event)
             else:
                 resumable.add(call_id)
+        elif row is None and await _is_logged_in(execution, entry):
+            resumable.add(call_id)
         elif row is not None and isinstance(row.item, Settle) and entry.phase in _SETTLED_PHASES:
             events.append(await _settle(execution, entry, row.item))
             taken.append(row.number)
@@ -275,6 +277,21 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
 
 
 # One call.
+
+
+async def _is_logged_in(execution: Execution, entry: OpenCall) -> bool:
+    """Return whether the login that a call waits for is there, whoever has reported it.
+
+    A user may log in between the check of a call and the record of its wait, when nobody can know of the wait.
+    """
+    if entry.phase is not Phase.PAUSED or entry.pending[0].kind is not PendingKind.LOGIN:
+        return False
+    tool, header = execution.config.find_tool(entry.call.name), execution.journal.run.header
+    return (
+        tool is not None
+        and tool.login is not None
+        and await tool.login.is_ready(tenant=header.tenant, user=header.user)
+    )
 
 
 def _permits_run(execution: Execution, entry: OpenCall, row: PostedItem) -> bool:
@@ -629,6 +646,7 @@ def build_pending_question(
     call: ToolCall,
     questions: tuple[Question, ...],
     *,
+    kind: PendingKind = PendingKind.QUESTION,
     rounds: int,
     now: float,
 ) -> Pending:
@@ -639,13 +657,14 @@ def build_pending_question(
         tool: The tool that asks.
         call: The call in which it asks.
         questions: The questions.
+        kind: QUESTION or LOGIN.
         rounds: The number of times it has asked before.
         now: The Unix time in seconds by the store's clock.
     """
     arguments = tool.to_namespace(tool.bind(call.arguments))
     asked = [rounds, *map(attrs.asdict, questions)]
     return Pending(
-        kind=PendingKind.QUESTION,
+        kind=kind,
         run_id=run.id,
         call_id=call.id,
         tool=call.name,

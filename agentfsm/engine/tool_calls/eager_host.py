@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -60,9 +60,9 @@ class EagerHost(RunHost):
         if self.held_records is None:
             super().on_cut_off(job, duration_s)
 
-    def _record_pause(self, *events: e.Event) -> None:
+    def _record_pause(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
         if self.held_records is None:
-            self.record(*events)
+            self.record(*events, taken=taken)
         else:
             self.held_records.append(events)
 

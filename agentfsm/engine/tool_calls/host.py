@@ -15,6 +15,7 @@ from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.labels import EFFECT_LABELS, Label, ToolKind, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, ToolCall, ToolResult
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Usage
 from agentfsm.engine.deciders.approvals import build_pending_question, consume_decision
@@ -35,7 +36,7 @@ from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import mask_secrets, too_many_rounds_text
 from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
-from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
+from agentfsm.tools.run_context import CallPaused, InputRequired, LoginRequired, RunContext
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 
@@ -348,13 +349,19 @@ class RunHost(OpenCalls):
             if rounds >= MAX_ROUNDS:
                 return failed_outcome(too_many_rounds_text(call.name, rounds), ErrorType.TOOL)
             now = await self.execution.journal.store.now()
-            waits = (build_pending_question(run, tool, call, pause.questions, rounds=rounds, now=now),)
+            kind = PendingKind.LOGIN if isinstance(pause, LoginRequired) else PendingKind.QUESTION
+            waits = (build_pending_question(run, tool, call, pause.questions, kind=kind, rounds=rounds, now=now),)
             state = pause.state
-        self._record_pause(*self._build_late_start(job), e.ToolPaused(call_id=call.id, pending=waits, state=state))
+        paused = e.ToolPaused(call_id=call.id, pending=waits, state=state)
+        if job.attempts:
+            self._record_pause(*self._build_late_start(job), paused)
+        else:  # it has not started, so its approval, which a start consumes, is still there
+            facts, taken = consume_decision(self.execution, self.ledgers.get(call.id), call.id)
+            self._record_pause(*facts, paused, taken=taken)
         return None
 
-    def _record_pause(self, *events: e.Event) -> None:
-        self.record(*events)
+    def _record_pause(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
+        self.record(*events, taken=taken)
 
     async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:
         """End the child run of a call that has ended without a report, so that its effects are known."""

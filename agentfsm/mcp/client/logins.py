@@ -13,9 +13,9 @@ import httpx2
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
+from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection import connection_thread
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport
-from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.oauth.person_login import OpenURL, log_in
 from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
 

@@ -15,6 +15,7 @@ from agentfsm._lib.limiter import Limiter
 from agentfsm._lib.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Part
+from agentfsm.logins.oauth_settings import OAuth, parse_auth
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue
@@ -30,7 +31,6 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.oauth_settings import OAuth, parse_auth
 from agentfsm.mcp.oauth.person_login import LOGIN_TIMEOUT_S, OpenURL
 from agentfsm.mcp.trust.config_variables import AskInput
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text

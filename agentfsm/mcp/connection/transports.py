@@ -16,13 +16,13 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm._lib.public_network import PublicAddressTransport, check_url
+from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
 from agentfsm.mcp.connection.request_errors import MessageTooLongError
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.stdio_process import ProcessExit
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
 
 

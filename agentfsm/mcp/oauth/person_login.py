@@ -20,6 +20,7 @@ from mcp.types.version import LATEST_HANDSHAKE_VERSION
 from agentfsm._lib.public_network import check_url
 from agentfsm.core.errors import first_error
 from agentfsm.core.text_safety import escape_hidden
+from agentfsm.logins.token_store import MemoryTokens
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.oauth.server_authorization import (
     FORBIDDEN,
@@ -29,7 +30,6 @@ from agentfsm.mcp.oauth.server_authorization import (
     read_answer,
 )
 from agentfsm.mcp.oauth.stored_login import Challenge, LoginStorage, StoredLogin
-from agentfsm.mcp.oauth.token_store import MemoryTokens
 
 OpenURL: TypeAlias = Callable[[str], Awaitable[None]]
 """Coroutine function that takes a person to a URL, for example in a browser."""

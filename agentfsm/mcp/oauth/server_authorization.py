@@ -26,10 +26,10 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 from pydantic import AnyUrl
 
 from agentfsm._lib.public_network import check_url
+from agentfsm.logins.oauth_settings import OAuth
+from agentfsm.logins.token_store import default_tokens
 from agentfsm.mcp.errors import AuthorizationServerError, LoginRequiredError
-from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.oauth.stored_login import Challenge, LoginStorage
-from agentfsm.mcp.oauth.token_store import default_tokens
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403

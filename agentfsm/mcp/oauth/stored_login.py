@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import anyio
 import attrs
@@ -11,8 +12,11 @@ from mcp.client.auth.oauth2 import OAuthContext
 from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken, ProtectedResourceMetadata
 from pydantic import BaseModel, ValidationError
 
+from agentfsm.logins.errors import TokenStoreError
+from agentfsm.logins.token_store import TokenStore
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.token_store import TokenStore
+
+T = TypeVar("T")
 
 
 class Challenge(BaseModel):
@@ -51,6 +55,18 @@ class StoredLogin(BaseModel):
     """Refusal that the next login answers. None: no request was refused since the last login."""
 
 
+async def _use(function: Callable[..., T], *args: Any) -> T:
+    """Read or write a store in a thread.
+
+    Raises:
+        MCPServerError: when it cannot be used.
+    """
+    try:
+        return await anyio.to_thread.run_sync(function, *args)
+    except TokenStoreError as error:
+        raise MCPServerError(str(error)) from error
+
+
 @attrs.define(eq=False, repr=False)
 class LoginStorage:
     """Login of one server in a `TokenStore`; the storage that a provider of the SDK reads and writes."""
@@ -72,7 +88,7 @@ class LoginStorage:
         Raises:
             MCPServerError: when the tokens cannot be read.
         """
-        text = await anyio.to_thread.run_sync(self.store.read, self.key)
+        text = await _use(self.store.read, self.key)
         try:
             self.login = StoredLogin() if text is None else StoredLogin.model_validate_json(text)
         except ValidationError as error:
@@ -102,18 +118,18 @@ class LoginStorage:
         """Change parts of the login, and write it."""
         self.login = self.login.model_copy(update=changes)
         text = self.login.model_dump_json(exclude_none=True)
-        await anyio.to_thread.run_sync(self.store.write, self.key, text)
+        await _use(self.store.write, self.key, text)
 
     async def replace(self, text: str | None) -> None:
         """Write another login."""
-        await anyio.to_thread.run_sync(self.store.write, self.key, text)
+        await _use(self.store.write, self.key, text)
         await self.read()
         self.restore()
 
     async def delete(self) -> bool:
         """Remove the login; return whether there was one. A renewal in another process cannot write it back."""
         async with self.store.renewal(self.key):
-            was_stored = await anyio.to_thread.run_sync(self.store.read, self.key) is not None
+            was_stored = await _use(self.store.read, self.key) is not None
             await self.replace(None)
         return was_stored
 

@@ -22,9 +22,9 @@ from agentfsm.core.header import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
+from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport, StdioTransport
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.oauth_settings import OAuth
 
 _log = logging.getLogger("agentfsm.mcp")
 

@@ -21,6 +21,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
+from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import (
     ServerTransport,
@@ -29,7 +30,6 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file, shorten_repr
 from agentfsm.mcp.trust.host_documents import ConfigDocument, read_document
 from agentfsm.mcp.trust.host_formats import is_gemini_entry, translate_entry

@@ -99,7 +99,7 @@ def describe_waits(run: Run) -> str:
     """Return a text for a chat about the wait of a run, and how to decide."""
     lines = [f"[Run {run.id} waits]"]
     for item in run.pending:
-        questions = " ".join(question.message for question in item.questions)
+        questions = " ".join(f"{each.message} {each.url}".rstrip() for each in item.questions)
         what = questions or item.reason or item.description or json.dumps(item.arguments, ensure_ascii=False)
         name = f"{item.tool} ({item.call_id})" if item.call_id else "the run"
         how = "answer here" if item.kind in (PendingKind.QUESTION, PendingKind.INPUT) else HOW_TO_RESOLVE[item.kind]

@@ -362,6 +362,12 @@ class ToolDispatcher:
         refusal = self.host.check_permitted(call, tool, bound)
         if refusal := refusal or (await self.host.reserve_spend(call, tool) if tool.cost_usd is not None else None):
             return refusal
+        if tool.login is not None:
+            try:
+                await tool.login.require(self.host.build_context(call, tool, self.clock.now()))
+            except ToolError as error:
+                text = self.host.mask_error(replace_surrogates(str(error)))
+                return failed_outcome(text, ErrorType.UNAVAILABLE, retryable=True)
         timeout_s = tool.timeout_s or self.timeout_s
         places = find_abandoned(self.owner)
         if places and (blocker := await _wait_for_abandoned(places, job.access, timeout_s)) is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, Literal, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import attrs
-from mcp.client.auth.utils import is_valid_client_metadata_url
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NAME, ValueRule, require_choice, shorten_repr
 from agentfsm.core.value import Value
-from agentfsm.mcp.oauth.token_store import TokenStore
+from agentfsm.logins.token_store import TokenStore
 
 T = TypeVar("T")
 
@@ -22,8 +22,13 @@ _PORT: Final = ValueRule(
     fits=lambda value: type(value) is int and 0 <= value <= _MAX_PORT, wanted=f"a port from 1 to {_MAX_PORT}, or 0"
 )
 _METADATA_URL: Final = ValueRule(
-    fits=lambda value: isinstance(value, str) and is_valid_client_metadata_url(value),
+    fits=lambda value: (
+        isinstance(value, str) and value.startswith("https://") and urlsplit(value).path not in {"", "/"}
+    ),
     wanted="an https:// URL with a path",
+)
+_URL: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and value.startswith(("https://", "http://")), wanted="a URL"
 )
 _SCOPES: Final = ValueRule(
     fits=lambda value: isinstance(value, tuple) and all(isinstance(each, str) and each for each in value),
@@ -39,7 +44,8 @@ def _freeze(scopes: Sequence[str]) -> Sequence[str]:
 class OAuth(Value):
     """OAuth settings for one server: `MCPServer.http(url, auth=OAuth(scopes=["read"]))`.
 
-    `auth="oauth"` means the defaults: a person logs in with a browser, and this program registers itself.
+    As `auth=` it is the login of the program: `auth="oauth"` means the defaults, a person logs in with a browser, and
+    this program registers itself. As `login=` each user of a run has a login of their own.
     """
 
     grant: Grant = attrs.field(default="authorization_code", validator=require_choice(*get_args(Grant)))
@@ -76,6 +82,22 @@ class OAuth(Value):
     """URL of a document that describes this client, used as its id where the server supports it. None: there is none.
     """
 
+    authorization_url: str | None = attrs.field(default=None, validator=_URL.or_none())
+    """For `login=`: page of the authorization server where the user agrees, if the server does not describe itself.
+    It comes with `token_url` and `client_id`. None: the endpoints are found by RFC 9728 and RFC 8414.
+    """
+
+    token_url: str | None = attrs.field(default=None, validator=_URL.or_none())
+    """For `login=`: endpoint that gives tokens for codes. It comes with `authorization_url`."""
+
+    revocation_url: str | None = attrs.field(default=None, validator=_URL.or_none())
+    """For `login=`: endpoint that revokes tokens (RFC 7009). It comes with `authorization_url`."""
+
+    redirect_url: str | None = attrs.field(default=None, validator=_URL.or_none())
+    """For `login=`: URL of the gateway to which the browser returns, "https://agents.example.org/v1/logins/callback".
+    The waits of runs then have a link. None: a link is made when the user asks for one.
+    """
+
     tokens: TokenStore | None = attrs.field(default=None, repr=False)
     """Storage for the tokens. None: the keyring if the package `keyring` is installed, or else
     ~/.agentfsm/mcp-tokens.json.
@@ -83,7 +105,14 @@ class OAuth(Value):
 
     def __attrs_post_init__(self) -> None:
         has_secret = self.client_secret is not None or self.private_key is not None
-        if has_secret and (self.client_id is None or self.issuer is None):
+        if (self.authorization_url is None) != (self.token_url is None):
+            raise MisuseError("OAuth(authorization_url=...) needs token_url=, and the other way round")
+        if self.authorization_url is None and self.revocation_url is not None:
+            raise MisuseError("OAuth(revocation_url=...) needs authorization_url= and token_url=")
+        if self.authorization_url is not None and self.client_id is None:
+            raise MisuseError("OAuth(authorization_url=...) needs client_id=, the client that is registered there")
+        is_known = self.issuer is not None or self.token_url is not None
+        if has_secret and (self.client_id is None or not is_known):
             raise MisuseError(
                 "OAuth(client_secret=...) needs client_id= and issuer=, the authorization server that knows the client"
             )
@@ -105,6 +134,8 @@ def parse_auth(auth: T | OAuth | str) -> T | OAuth:
     """
     if auth == "oauth":
         return OAuth()
+    if isinstance(auth, OAuth) and (auth.authorization_url is not None or auth.redirect_url is not None):
+        raise MisuseError("auth= finds the endpoints itself: leave out authorization_url=, token_url=, redirect_url=")
     if isinstance(auth, str):
         raise MisuseError(f'auth={shorten_repr(auth)}: give "oauth", an OAuth(...), or an httpx2.Auth')
     return auth

@@ -15,7 +15,7 @@ import attrs
 
 from agentfsm._lib.shared_files import change_file, open_lock, try_lock
 from agentfsm.core.header import short_hash
-from agentfsm.mcp.errors import MCPServerError
+from agentfsm.logins.errors import TokenStoreError
 
 # The version of the file's format.
 _VERSION: Final = 1
@@ -36,7 +36,7 @@ class TokenStore(Protocol):
         """Return the text of a key, or None.
 
         Raises:
-            MCPServerError: when the tokens cannot be read.
+            TokenStoreError: when the tokens cannot be read.
         """
         ...
 
@@ -44,7 +44,7 @@ class TokenStore(Protocol):
         """Store the text of a key, replacing the earlier one. None removes it.
 
         Raises:
-            MCPServerError: when the tokens cannot be stored.
+            TokenStoreError: when the tokens cannot be stored.
         """
         ...
 
@@ -72,6 +72,8 @@ class MemoryTokens:
     """Tokens in memory, which end with the process."""
 
     _texts: dict[str, str] = attrs.field(factory=dict, init=False)
+    _held: set[str] = attrs.field(factory=set, init=False)
+    """Keys whose lock is held, in any event loop of this process."""
 
     def read(self, key: str) -> str | None:
         """Return the text of a key, or None."""
@@ -85,9 +87,15 @@ class MemoryTokens:
             self._texts[key] = text
 
     @asynccontextmanager
-    async def renewal(self, key: str) -> AsyncIterator[None]:  # noqa: ARG002  no other process has these tokens
-        """Hold no lock."""
-        yield
+    async def renewal(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of a key within this process; no other has these tokens."""
+        while key in self._held:  # noqa: ASYNC110  another event loop may hold it
+            await anyio.sleep(_LOCK_POLL_S)
+        self._held.add(key)
+        try:
+            yield
+        finally:
+            self._held.remove(key)
 
 
 @attrs.define(eq=False, repr=False)
@@ -101,14 +109,14 @@ class TokenFile:
         """Return the text of a key, or None.
 
         Raises:
-            MCPServerError: when the file cannot be read, or does not have the expected format.
+            TokenStoreError: when the file cannot be read, or does not have the expected format.
         """
         try:
             content = self.path.read_text("utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeError) as error:
-            raise MCPServerError(f"the tokens of MCP servers cannot be read: {error}") from error
+            raise TokenStoreError(f"the tokens of servers cannot be read: {error}") from error
         found = self._parse(content).get(key)
         return None if found is None else json.dumps(found)
 
@@ -116,7 +124,7 @@ class TokenFile:
         """Store the text of a key, which is JSON. None removes it.
 
         Raises:
-            MCPServerError: when the file cannot be read or written; it is left unchanged.
+            TokenStoreError: when the file cannot be read or written; it is left unchanged.
         """
 
         def change(content: str | None) -> str:
@@ -128,14 +136,14 @@ class TokenFile:
         try:
             change_file(self.path, change)
         except (OSError, UnicodeError) as error:
-            raise MCPServerError(f"the tokens of MCP servers cannot be stored: {error}") from error
+            raise TokenStoreError(f"the tokens of servers cannot be stored: {error}") from error
 
     def _parse(self, content: str) -> Mapping[str, Any]:
         try:
             return _parse_file(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MCPServerError(
-                f"the tokens of MCP servers in {self.path} cannot be parsed ({error or 'a part is missing'}). Nothing "
+            raise TokenStoreError(
+                f"the tokens of servers in {self.path} cannot be parsed ({error or 'a part is missing'}). Nothing "
                 "was overwritten. Remove the file, and log in again."
             ) from error
 
@@ -158,7 +166,7 @@ class KeyringTokens:
         """Return the text of a key, or None.
 
         Raises:
-            MCPServerError: when the keyring cannot be used.
+            TokenStoreError: when the keyring cannot be used.
         """
         found: str | None = self._call("get_password", KEYRING_SERVICE, key)
         return found
@@ -167,7 +175,7 @@ class KeyringTokens:
         """Store the text of a key. None removes it.
 
         Raises:
-            MCPServerError: when the keyring cannot be used.
+            TokenStoreError: when the keyring cannot be used.
         """
         if text is not None:
             self._call("set_password", KEYRING_SERVICE, key, text)
@@ -179,8 +187,8 @@ class KeyringTokens:
         try:
             return getattr(keyring, name)(*args)
         except Exception as error:
-            raise MCPServerError(
-                f"the keyring cannot be used for the tokens of MCP servers: {type(error).__name__}: {error}. Unlock "
+            raise TokenStoreError(
+                f"the keyring cannot be used for the tokens of servers: {type(error).__name__}: {error}. Unlock "
                 "it, or pass OAuth(tokens=TokenFile())"
             ) from error
 
