@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentfsm.agents.decisions import post_decision
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.core.errors import ConflictError, RunNotFoundError
 from agentfsm.core.inbox import GiveInput
 from agentfsm.core.pending import PendingKind
 from agentfsm.journal.load import load_run
 from agentfsm.journal.run_list import RunIterator
 from agentfsm.ports.store import Filter
+from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.ports.store import Store
     from agentfsm.ports.tool_login import ToolLogin
-    from agentfsm.tools.tool import Tool
 
 
 async def continue_after_login(store: Store, server: str, *, tenant: str | None, user: str | None) -> int:
@@ -51,6 +51,14 @@ async def continue_after_login(store: Store, server: str, *, tenant: str | None,
     return count
 
 
-def list_logins(tools: Iterable[Tool[..., Any]]) -> list[ToolLogin]:
-    """Return the logins of tools, each once."""
-    return list(dict.fromkeys([tool.login for tool in tools if tool.login is not None]))
+def list_logins(tools: ToolRegistry) -> list[ToolLogin]:
+    """Return the logins of an agent's tools, servers and sub-agents, each once."""
+    given: list[ToolLogin | None] = [getattr(source, "users", None) for source in tools.sources]
+    found = [each for each in given if each is not None]
+    for tool in tools:
+        if tool.login is not None:
+            found.append(tool.login)
+        inner = getattr(find_inner_agent(tool), "tools", None)
+        if isinstance(inner, ToolRegistry):
+            found += list_logins(inner)
+    return list(dict.fromkeys(found))

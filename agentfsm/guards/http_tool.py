@@ -13,7 +13,7 @@ from agentfsm._lib.public_network import is_local_host
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import BOOL, COUNT, SECONDS
 from agentfsm.guards.egress_client import MAX_BYTES, EgressError, open_http_client, to_allowed_hosts
-from agentfsm.logins import APIKey, Login, OAuth, UserAuth
+from agentfsm.logins import APIKey, Login, OAuth
 from agentfsm.logins.login import to_login
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
@@ -107,7 +107,7 @@ def build_http_tool(
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as error:
             raise EgressError(f"this is not a URL that can be requested ({error}): use https://host/path") from None
         described = _describe(response)
-        return described if auth is None else {name: _mask(auth, value) for name, value in described.items()}
+        return described if auth is None else auth.mask(described)
 
     return make_tool(
         http_request,
@@ -122,11 +122,6 @@ def build_http_tool(
         irreversible=irreversible and not is_safe,
         login=own,
     )
-
-
-def _mask(auth: UserAuth, value: Any) -> Any:
-    """Return a value of the result without the token, which a server may repeat."""
-    return auth.mask(value) if isinstance(value, str) else value
 
 
 def _find_server(hosts: tuple[str, ...]) -> str:

@@ -1,17 +1,17 @@
 """Logins of each user of a run at the servers of tools: OAuth and API keys, and the storage of their tokens."""
 
 from agentfsm.logins.errors import LoginError, LoginUnavailableError, TokenStoreError
-from agentfsm.logins.login import APIKey, CompletedLogin, Login, UserAuth
+from agentfsm.logins.login import APIKey, Login, LoginLink, UserAuth
 from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.logins.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
 from agentfsm.tools.run_context import LoginRequired
 
 __all__ = [
     "APIKey",
-    "CompletedLogin",
     "KeyringTokens",
     "Login",
     "LoginError",
+    "LoginLink",
     "LoginRequired",
     "LoginUnavailableError",
     "MemoryTokens",

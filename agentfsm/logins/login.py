@@ -7,7 +7,8 @@ import hmac
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NoReturn
 
 import anyio
 import attrs
@@ -41,7 +42,7 @@ _MAX_ATTEMPTS: Final = 100
 _KEY_CHARS: Final = 40
 _KEY_PREFIX: Final = "user-login-"
 _CLIENT_PREFIX: Final = "login-client-"
-_UNAUTHORIZED: Final = 401
+UNAUTHORIZED: Final = 401
 MAX_API_KEY_CHARS: Final = 10_000
 _DENIED: Final = "access_denied"
 
@@ -64,15 +65,15 @@ class APIKey(Value):
 
 
 @attrs.frozen(kw_only=True)
-class CompletedLogin(Value):
-    """Login whose browser has returned."""
+class LoginLink(Value):
+    """A link that a user was given, and its outcome."""
 
     tenant: str | None
     user: str | None
     run_id: str
     call_id: str
-    is_granted: bool
-    """Whether the user agreed."""
+    outcome: str = ""
+    """"granted" or "declined" once the browser has returned; else empty."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -113,7 +114,8 @@ class Login:
             LoginRequired: when the user has to log in.
             LoginError: when the user declined, or the token cannot be renewed now.
         """
-        await self._find_or_ask(ctx, refused="")
+        if await self.find_token(tenant=ctx.tenant, user=ctx.user) is None:
+            await self.ask(ctx)
 
     async def is_ready(self, *, tenant: str | None, user: str | None) -> bool:
         """Return whether the user has a login, which may have to be renewed."""
@@ -124,28 +126,41 @@ class Login:
         """Return the authentication of the requests of a call, for a client of httpx2."""
         return UserAuth(self, ctx)
 
-    async def _find_or_ask(self, ctx: RunContext[Any], refused: str) -> LoginRecord:
-        record = await self._find_valid(ctx.tenant, ctx.user, refused)
-        if record is not None:
-            return record
-        if self.server in ctx.answers and ctx.answers[self.server] is None:
-            raise LoginError(f"not run: the user declined to log in to {self.server}")
-        raise await self._ask(ctx)
+    async def find_token(self, *, tenant: str | None, user: str | None, refused: str = "") -> str | None:
+        """Return the token or key of a user, renewed if it ends; None if the user has to log in.
 
-    async def _find_valid(self, tenant: str | None, user: str | None, refused: str) -> LoginRecord | None:
-        """Return the login with a token that has not ended, and is not the refused one; None if there is none."""
+        Args:
+            tenant: Tenant of the user.
+            user: The user.
+            refused: A token that the server has refused, which is then replaced.
+
+        Raises:
+            LoginUnavailableError: when the authorization server has trouble; the login is kept.
+        """
         key = self.find_key(tenant, user)
         record = await self._read(key)
-        if record is None or not record.access_token or _is_valid(record, refused):
-            return record if record is not None and record.access_token else None
-        with anyio.CancelScope(shield=True):  # a refresh token that was used must not be lost
-            async with self.store.renewal(key):
-                record = await self._read(key)
-                if record is None or not record.access_token or _is_valid(record, refused):
-                    return record if record is not None and record.access_token else None
-                renewed = await self._renew(record)
-                await self._write(key, renewed)
-        return renewed if renewed.access_token else None
+        if record is not None and record.access_token and not _is_valid(record, refused):
+            with anyio.CancelScope(shield=True):  # a refresh token that was used must not be lost
+                async with self.store.renewal(key):
+                    record = await self._read(key)
+                    if record is not None and record.access_token and not _is_valid(record, refused):
+                        record = await self._renew(record)
+                        await self._write(key, record)
+        return None if record is None else record.access_token or None
+
+    def authorize(self, request: httpx2.Request, token: str) -> None:
+        """Add a token or key to a request.
+
+        Raises:
+            LoginError: when the request goes to another server.
+        """
+        server = httpx2.URL(self.server)
+        if (request.url.scheme, request.url.host, request.url.port) != (server.scheme, server.host, server.port):
+            raise LoginError(f"the login is for {server.host}, and is not sent to {request.url.host}")
+        if isinstance(self.settings, APIKey):
+            request.headers[self.settings.header] = self.settings.prefix + token
+        else:
+            request.headers["Authorization"] = f"Bearer {token}"
 
     async def _renew(self, record: LoginRecord) -> LoginRecord:
         """Return the login with new tokens, or without any if the authorization server gives none any more."""
@@ -165,14 +180,21 @@ class Login:
             scope=tokens.scope or record.scope,
         )
 
-    async def _ask(self, ctx: RunContext[Any]) -> LoginRequired:
-        """Return the wait of a call for a login, with a link if the settings name where the browser returns."""
+    async def ask(self, ctx: RunContext[Any]) -> NoReturn:
+        """Let a call wait for the login of its user, with a link if the settings name where the browser returns.
+
+        Raises:
+            LoginRequired: always, unless the user has declined.
+            LoginError: when the user has declined.
+        """
+        if self.server in ctx.answers and ctx.answers[self.server] is None:
+            raise LoginError(f"not run: the user declined to log in to {self.server}")
         settings, url = self.settings, ""
         if isinstance(settings, APIKey):
             text = f"Enter your key for {self.server}. {settings.hint}".rstrip()
-            return LoginRequired(self.server, text, takes_key=True, state=ctx.state)
+            raise LoginRequired(self.server, text, takes_key=True, state=ctx.state)
         if settings.redirect_url is not None:
-            try:
+            with suppress(LoginError):  # the wait needs no link now: another one is made when the user asks for it
                 url = await self.begin(
                     tenant=ctx.tenant,
                     user=ctx.user,
@@ -180,9 +202,7 @@ class Login:
                     call_id=ctx.call_id,
                     redirect_url=settings.redirect_url,
                 )
-            except LoginError:  # the wait needs no link now: another one is made when the user asks for it
-                url = ""
-        return LoginRequired(self.server, f"Log in to {self.server}", url=url, state=ctx.state)
+        raise LoginRequired(self.server, f"Log in to {self.server}", url=url, state=ctx.state)
 
     # What users do
 
@@ -230,6 +250,7 @@ class Login:
             names_issuer=endpoints.names_issuer,
             client_id=known.client_id,
             client_secret=known.client_secret if registered else "",
+            sends_form=known.sends_form,
         )
         async with self.store.renewal(key):
             record = await self._read(key) or LoginRecord(server=self.server, tenant=tenant, user=user)
@@ -239,7 +260,12 @@ class Login:
             endpoints, known, redirect_url=redirect_url, state=state, verifier=verifier
         )
 
-    async def complete(self, query: Mapping[str, str]) -> CompletedLogin | None:
+    async def find_link(self, query: Mapping[str, str]) -> LoginLink | None:
+        """Return the link that a browser has returned from; None if it is not one of this server's."""
+        found = await self._find_attempt(query.get("state", ""))
+        return None if found is None else _describe(*found)
+
+    async def complete(self, query: Mapping[str, str]) -> LoginLink | None:
         """Complete a login with what the browser has brought back, and store the tokens.
 
         The same answer may be given again, as by a page that is loaded twice: its code is used once.
@@ -248,46 +274,40 @@ class Login:
             query: Parameters of the URL that the browser was sent to.
 
         Returns:
-            The login; None if the state is not one of this server's.
+            The link with its outcome; None if it is not one of this server's.
 
         Raises:
             LoginError: when the link has expired, or the answer is not valid.
         """
-        state = query.get("state", "")
-        key = _KEY_PREFIX + state.rpartition(".")[2]
-        completed: CompletedLogin | None = None
+        state, completed = query.get("state", ""), None
         with anyio.CancelScope(shield=True):  # a code is good for one use
-            async with self.store.renewal(key):
-                record = await self._read(key)
-                found = [each for each in (record.attempts if record else ()) if _matches(each, state)]
-                if record is not None and record.server == self.server and found:
-                    completed = await self._complete(key, record, found[0], query)
+            async with self.store.renewal(_key_of(state)):
+                found = await self._find_attempt(state)
+                if found is not None:
+                    completed = await self._complete(_key_of(state), *found, query)
         return completed
 
-    async def _complete(
-        self, key: str, record: LoginRecord, attempt: Attempt, query: Mapping[str, str]
-    ) -> CompletedLogin:
-        completed = CompletedLogin(
-            tenant=record.tenant,
-            user=record.user,
-            run_id=attempt.run_id,
-            call_id=attempt.call_id,
-            is_granted=attempt.outcome != "declined",
-        )
+    async def _find_attempt(self, state: str) -> tuple[LoginRecord, Attempt] | None:
+        record = await self._read(_key_of(state))
+        if record is None or record.server != self.server:
+            return None
+        return next(((record, each) for each in record.attempts if _matches(each, state)), None)
+
+    async def _complete(self, key: str, record: LoginRecord, attempt: Attempt, query: Mapping[str, str]) -> LoginLink:
+        if attempt.outcome:
+            return _describe(record, attempt)
         if time.time() >= attempt.expires_at:
             raise LoginError("the link has expired: ask for a new one")
-        if attempt.outcome:
-            return completed
         issuer = query.get("iss")
         if (attempt.names_issuer and issuer is None) or (attempt.issuer and issuer not in {None, attempt.issuer}):
             raise LoginError("the answer comes from another authorization server, so it is not used")
         if "code" not in query:
             if query.get("error") != _DENIED:
                 raise LoginError("the authorization server did not complete the login: try the link again")
-            declined = attrs.evolve(attempt, outcome="declined")
-            others = tuple([each for each in record.attempts if each is not attempt])
-            await self._write(key, attrs.evolve(record, attempts=(*others, declined)))
-            return attrs.evolve(completed, is_granted=False)
+            attempt = attrs.evolve(attempt, outcome="declined")
+            others = tuple([each for each in record.attempts if each.state_hash != attempt.state_hash])
+            await self._write(key, attrs.evolve(record, attempts=(*others, attempt)))
+            return _describe(record, attempt)
         tokens = await self._authorization().exchange(
             attempt.token_url,
             self._client_of(attempt),
@@ -295,6 +315,7 @@ class Login:
             verifier=attempt.verifier,
             redirect_url=attempt.redirect_url,
         )
+        attempt = attrs.evolve(attempt, outcome="granted", verifier="")
         granted = attrs.evolve(
             record,
             access_token=tokens.access_token,
@@ -305,10 +326,11 @@ class Login:
             revocation_url=attempt.revocation_url,
             client_id=attempt.client_id,
             client_secret=attempt.client_secret,
-            attempts=(attrs.evolve(attempt, outcome="granted", verifier=""),),
+            sends_form=attempt.sends_form,
+            attempts=(attempt,),  # the other links are of no use now
         )
         await self._write(key, granted)
-        return completed
+        return _describe(record, attempt)
 
     async def store_key(self, api_key: str, *, tenant: str | None, user: str | None) -> None:
         """Store the key that a user has entered.
@@ -361,7 +383,7 @@ class Login:
         settings = self.settings
         is_own = isinstance(settings, OAuth) and settings.client_id == stored.client_id
         secret = settings.client_secret if is_own and isinstance(settings, OAuth) else stored.client_secret
-        return Client(client_id=stored.client_id, client_secret=secret or "")
+        return Client(client_id=stored.client_id, client_secret=secret or "", sends_form=stored.sends_form)
 
     async def _register(self, client: AuthorizationClient, endpoints: Endpoints, redirect_url: str) -> Client:
         """Return the client that this program has registered for a redirect URL, registering it once."""
@@ -403,30 +425,45 @@ class UserAuth(httpx2.Auth):
         Raises:
             LoginRequired: when the user has to log in.
         """
-        server = httpx2.URL(self._login.server)
-        if (request.url.scheme, request.url.host, request.url.port) != (server.scheme, server.host, server.port):
-            raise LoginError(f"the login is for {server.host}, and is not sent to {request.url.host}")
         token = await self._add_token(request, refused="")
         response = yield request
-        if response.status_code == _UNAUTHORIZED:  # it was refused, so it has done nothing
+        if response.status_code == UNAUTHORIZED:  # it was refused, so it has done nothing
             await self._add_token(request, refused=token)
             yield request
 
     async def _add_token(self, request: httpx2.Request, refused: str) -> str:
-        record = await self._login._find_or_ask(self._ctx, refused)  # noqa: SLF001  of this module
-        self._used.add(record.access_token)
-        settings = self._login.settings
-        if isinstance(settings, APIKey):
-            request.headers[settings.header] = settings.prefix + record.access_token
-        else:
-            request.headers["Authorization"] = f"Bearer {record.access_token}"
-        return record.access_token
+        login, ctx = self._login, self._ctx
+        token = await login.find_token(tenant=ctx.tenant, user=ctx.user, refused=refused)
+        if token is None:
+            await login.ask(ctx)
+        login.authorize(request, token)
+        self._used.add(token)
+        return token
 
-    def mask(self, text: str) -> str:
-        """Return a text without the tokens that were sent, for a server that repeats what it gets."""
-        for token in self._used:
-            text = text.replace(token, "***")
-        return text
+    def mask(self, value: Any) -> Any:
+        """Return a JSON value without the tokens that were sent, for a server that repeats what it gets."""
+        if isinstance(value, str):
+            for token in self._used:
+                value = value.replace(token, "***")
+            return value
+        if isinstance(value, list):
+            return [self.mask(each) for each in value]
+        return {self.mask(name): self.mask(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def _describe(record: LoginRecord, attempt: Attempt) -> LoginLink:
+    return LoginLink(
+        tenant=record.tenant,
+        user=record.user,
+        run_id=attempt.run_id,
+        call_id=attempt.call_id,
+        outcome=attempt.outcome,
+    )
+
+
+def _key_of(state: str) -> str:
+    """Return the key of the login that a state belongs to."""
+    return _KEY_PREFIX + state.rpartition(".")[2][:_KEY_CHARS]
 
 
 def _is_valid(record: LoginRecord, refused: str) -> bool:

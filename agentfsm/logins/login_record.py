@@ -33,6 +33,7 @@ class Attempt(Value):
     client_secret: str = attrs.field(repr=False)
     """Secret of a client that has registered itself; that of the settings is not stored."""
 
+    sends_form: bool = False
     outcome: str = ""
     """"granted" or "declined" once the browser has returned, so that the page can be loaded again; else empty."""
 
@@ -56,6 +57,9 @@ class LoginRecord(Value):
     revocation_url: str = ""
     client_id: str = ""
     client_secret: str = attrs.field(default="", repr=False)
+    sends_form: bool = False
+    """Whether the secret of the client is sent in the form, and not by HTTP Basic."""
+
     attempts: tuple[Attempt, ...] = ()
     """Links that have not expired, oldest first."""
 

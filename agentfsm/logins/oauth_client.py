@@ -28,6 +28,8 @@ from agentfsm.logins.errors import LoginError, LoginUnavailableError
 from agentfsm.logins.oauth_settings import OAuth
 
 CLIENT_NAME: Final = "agentfsm"
+_BASIC: Final = "client_secret_basic"
+_FORM: Final = "client_secret_post"
 # Seconds for a request to an authorization server.
 _TIMEOUT_S: Final = 20.0
 # Maximum size of an answer of an authorization server, in bytes.
@@ -54,6 +56,9 @@ class Endpoints(Value):
     takes_metadata_url: bool = False
     """Whether a client may be the URL of a document."""
 
+    auth_methods: tuple[str, ...] = ()
+    """Ways in which clients may authenticate at the token endpoint. Empty: not known, so by HTTP Basic."""
+
     scopes: str = ""
     """Scopes that the protected server supports."""
 
@@ -64,6 +69,8 @@ class Client(Value):
 
     client_id: str
     client_secret: str = attrs.field(default="", repr=False)
+    sends_form: bool = False
+    """Whether the secret is sent in the form, and not by HTTP Basic."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,8 +87,8 @@ class RefusedTokensError(LoginError):
     """The authorization server does not accept the code or the refresh token."""
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class AuthorizationClient:
+@attrs.frozen(kw_only=True)
+class AuthorizationClient(Value):
     """Requests to the authorization server of one server."""
 
     server: str
@@ -135,6 +142,8 @@ class AuthorizationClient:
         if "S256" not in (found.get("code_challenge_methods_supported") or ()):
             raise LoginError(f"the authorization server {issuer} does not support PKCE (S256), so no login is safe")
 
+        methods = found.get("token_endpoint_auth_methods_supported") or ()
+
         def read(name: str, *, needed: bool = False) -> str:
             url = found.get(name)
             if not isinstance(url, str):
@@ -150,6 +159,7 @@ class AuthorizationClient:
             registration_url=read("registration_endpoint"),
             issuer=issuer,
             names_issuer=found.get("authorization_response_iss_parameter_supported") is True,
+            auth_methods=tuple([each for each in methods if isinstance(each, str)]),
             takes_metadata_url=found.get("client_id_metadata_document_supported") is True,
             scopes=scopes,
         )
@@ -161,7 +171,11 @@ class AuthorizationClient:
     def find_client(self, endpoints: Endpoints) -> Client | None:
         """Return the client of the settings, or that of the metadata URL; None if this program has to register."""
         if self.oauth.client_id is not None:
-            return Client(client_id=self.oauth.client_id, client_secret=self.oauth.client_secret or "")
+            return Client(
+                client_id=self.oauth.client_id,
+                client_secret=self.oauth.client_secret or "",
+                sends_form=bool(endpoints.auth_methods) and _BASIC not in endpoints.auth_methods,
+            )
         if self.oauth.client_metadata_url is not None and endpoints.takes_metadata_url:
             return Client(client_id=self.oauth.client_metadata_url)
         return None
@@ -175,12 +189,14 @@ class AuthorizationClient:
         if not endpoints.registration_url:
             raise LoginError(f"the authorization server of {self.server} registers no clients: give client_id=")
         local = (urlsplit(redirect_url).hostname or "") in {"127.0.0.1", "localhost"}
-        metadata = {
+        known = endpoints.auth_methods or (_BASIC,)
+        method = next((each for each in ("none", _FORM, _BASIC) if each in known), _BASIC)
+        metadata: dict[str, Any] = {
             "client_name": CLIENT_NAME,
             "redirect_uris": [redirect_url],
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
-            "token_endpoint_auth_method": "none",
+            "token_endpoint_auth_method": method,
             "application_type": "native" if local else "web",
         }
         if scope := self.find_scope(endpoints):
@@ -190,7 +206,11 @@ class AuthorizationClient:
         if not response.is_success or not isinstance(found.get("client_id"), str):
             raise LoginError(f"the authorization server refused the registration: {_describe(response)}")
         secret = found.get("client_secret")
-        return Client(client_id=found["client_id"], client_secret=secret if isinstance(secret, str) else "")
+        return Client(
+            client_id=found["client_id"],
+            client_secret=secret if isinstance(secret, str) else "",
+            sends_form=found.get("token_endpoint_auth_method", method) == _FORM,
+        )
 
     def build_authorization_url(
         self, endpoints: Endpoints, client: Client, *, redirect_url: str, state: str, verifier: str
@@ -262,7 +282,9 @@ class AuthorizationClient:
 
     async def _post_form(self, url: str, client: Client, form: Mapping[str, str]) -> httpx2.Response:
         headers = {}
-        if client.client_secret:
+        if client.client_secret and client.sends_form:
+            form = {**form, "client_id": client.client_id, "client_secret": client.client_secret}
+        elif client.client_secret:
             pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"
         else:

@@ -17,6 +17,8 @@ from agentfsm._lib.public_network import PublicAddressTransport, check_url, matc
 from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.value import Value
+from agentfsm.logins import APIKey, Login, OAuth
+from agentfsm.logins.login import to_login
 from agentfsm.openapi.document import Document
 from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations, find_server
 from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
@@ -75,6 +77,7 @@ def tools_from_openapi(
     client: httpx2.AsyncClient | None = None,
     trusted: bool = False,
     labels: LabelRules | None = None,
+    login: Login | OAuth | APIKey | None = None,
 ) -> APITools:
     """Make a tool of each operation of an API that an OpenAPI document of version 3.0, 3.1 or 3.2 describes.
 
@@ -106,6 +109,8 @@ def tools_from_openapi(
             request, unless `labels` says of an operation that it does not send out.
         labels: Declarations by operation, which have the last word: `{"POST /search": {"read_only": True}}`. The names
             are those of `include`, or globs such as "DELETE *"; of several rules that match, the last one counts.
+        login: How each user of a run logs in to the API: `OAuth(...)` or `APIKey(...)`. Requests carry the token of the
+            run's user; a call of a user without one waits. It replaces `auth`, and is sent to no further `hosts`.
 
     Raises:
         MisuseError: if the document, the URL, `hosts`, `include` or `labels` is wrong, if an operation that `include`
@@ -115,6 +120,8 @@ def tools_from_openapi(
     rules = as_label_rules(labels or {})
     document = Document.load(spec)
     servers = _Servers.build(document, base_url, to_hosts(hosts, "tools_from_openapi()"))
+    if login is not None and (auth is not None or servers.hosts):
+        raise MisuseError("tools_from_openapi(login=...) is for each user and one server: leave out auth= and hosts=")
     if client is None:
         check_url(servers.url, allow_private=allow_private, role="an API")
     api = _API(
@@ -123,6 +130,7 @@ def tools_from_openapi(
         allow_private=allow_private,
         client=client,
         trusted=trusted,
+        login=None if login is None else to_login(login, servers.url, allow_private=allow_private),
     )
     operations = list(find_operations(document))
     for glob in rules:
@@ -247,7 +255,13 @@ def _find_origin(url: str) -> tuple[str, str, int | None]:
 
 def _make_tool(api: _API, url: str, document: Document, operation: Operation, rules: LabelRules) -> Tool[..., Any]:
     async def call(ctx: RunContext[Any], **arguments: Any) -> Any:
-        return await api.send(url, operation, arguments, key=ctx.idempotency_key)
+        if api.login is None:
+            return await api.send(url, operation, arguments, key=ctx.idempotency_key)
+        auth = api.login.auth(ctx)
+        try:
+            return auth.mask(await api.send(url, operation, arguments, key=ctx.idempotency_key, auth=auth))
+        except APIError as error:
+            raise APIError(auth.mask(str(error)), status=error.status, headers=error.headers) from None
 
     said = find_declarations(rules, operation.ids)
     read_only = said.get("read_only", operation.method in READ_ONLY_METHODS and not said.get("irreversible"))
@@ -266,6 +280,7 @@ def _make_tool(api: _API, url: str, document: Document, operation: Operation, ru
         description=operation.description,
         parameters=operation.build_schema(document),
         tags=operation.tags,
+        login=api.login,
         **{**labels, **said},
     )
 
@@ -300,25 +315,43 @@ class _API(Value):
     trusted: bool
     """Whether no stranger can write what the server returns."""
 
+    login: Login | None = None
+    """Logins of the users of runs. None: all requests have the same credentials."""
+
     @property
     def has_credentials(self) -> bool:
         """Whether requests carry anything that the server of another host must not learn."""
         own = self.client
-        return bool(self.auth or self.headers) or (
+        return bool(self.auth or self.headers or self.login) or (
             own is not None and bool(own.auth or own.params or own.cookies or {*own.headers} - _HARMLESS_HEADERS)
         )
 
-    async def send(self, url: str, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:
+    async def send(
+        self,
+        url: str,
+        operation: Operation,
+        arguments: Mapping[str, Any],
+        *,
+        key: str,
+        auth: httpx2.Auth | None = None,
+    ) -> Any:
         """Send a request of the operation to a server, and return the content of the response."""
         if self.client is not None:
-            return await self._send(self.client, url, operation, arguments, key)
+            return await self._send(self.client, url, operation, arguments, key, login=auth)
         transport = None if self.allow_private else PublicAddressTransport(url, error=ToolError)
         # The time-out of the call applies, so the client has none of its own.
         async with httpx2.AsyncClient(transport=transport, verify=_ssl_context(), timeout=None) as client:
-            return await self._send(client, url, operation, arguments, key)
+            return await self._send(client, url, operation, arguments, key, login=auth)
 
     async def _send(
-        self, client: httpx2.AsyncClient, server: str, operation: Operation, arguments: Mapping[str, Any], key: str
+        self,
+        client: httpx2.AsyncClient,
+        server: str,
+        operation: Operation,
+        arguments: Mapping[str, Any],
+        key: str,
+        *,
+        login: httpx2.Auth | None,
     ) -> Any:
         rendered: dict[str, list[tuple[str, str]]] = {"path": [], "query": [], "header": [], "cookie": []}
         for parameter in operation.parameters:
@@ -341,7 +374,7 @@ class _API(Value):
         if query:
             own = request.url.query.decode()
             request.url = request.url.copy_with(query="&".join(filter(None, [query, own])).encode())
-        auth = httpx2.USE_CLIENT_DEFAULT if self.auth is None else self.auth
+        auth = login or (httpx2.USE_CLIENT_DEFAULT if self.auth is None else self.auth)
         response = await client.send(request, auth=auth, follow_redirects=False, stream=True)
         try:
             return _read_response(response, await _read_body(response))

@@ -35,6 +35,7 @@ from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refus
 from agentfsm.serve.errors import SERVER_FAILED
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
+from agentfsm.serve.logins import LOGINS
 from agentfsm.serve.overview import OVERVIEW
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
 from agentfsm.serve.rollouts import ROLLOUTS
@@ -61,7 +62,7 @@ HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 # Operations of every gateway.
 ROUTE_GROUPS: Final = (
-    *(RUNS, INSPECTION, DETAILS, ADMINISTRATION, OVERVIEW, ROLLOUTS, SCHEDULES),
+    *(RUNS, LOGINS, INSPECTION, DETAILS, ADMINISTRATION, OVERVIEW, ROLLOUTS, SCHEDULES),
     *(AG_UI, OPENAI, UI_MESSAGES, MCP),
 )
 

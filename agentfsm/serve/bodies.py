@@ -180,6 +180,16 @@ class AnswerBody(RequestBody):
     """Whether the person declines to answer."""
 
 
+class LoginBody(RequestBody):
+    """Login of the user of a run. Without `key`, the answer has a link."""
+
+    call_id: _Name
+    """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
+
+    key: _Text | None = None
+    """The user's key, for a server that takes one. It goes to the token store only."""
+
+
 class SettleBody(RequestBody):
     """Outcome of a call whose worker died. One of `result`, `failed` and `rerun` is given."""
 

@@ -5,7 +5,19 @@ It stays open until the next release: what is added before that is added to its 
 
 import attrs
 
-from agentfsm import AssistantMessage, ErrorType, Label, Outcome, Purpose, StopReason, TextPart, ToolResult, Usage
+from agentfsm import (
+    AssistantMessage,
+    ErrorType,
+    Label,
+    Outcome,
+    Pending,
+    PendingKind,
+    Purpose,
+    StopReason,
+    TextPart,
+    ToolResult,
+    Usage,
+)
 from agentfsm.core import events as e
 from agentfsm.core.events import PlanKind
 from agentfsm.core.header import Fingerprint, Header
@@ -69,6 +81,10 @@ FURTHER = (
     ),
     e.Failed(reason=StopReason.STOP_CONDITION, message="the stop condition is_stuck holds"),
     e.Recalled(query="tea", profile=(REMEMBERED,)),
+    e.ToolPaused(
+        call_id="t6.6",
+        pending=(Pending(kind=PendingKind.LOGIN, run_id="order-17", call_id="t6.6", tool="order", digest="dd"),),
+    ),
     e.ToolsChosen(
         message=AssistantMessage(
             text="so",
@@ -109,6 +125,7 @@ FORMAT_5 = Format(
             (AssistantMessage, "cache_report"),
             Label.USER_DATA,
             StopReason.STOP_CONDITION,
+            PendingKind.LOGIN,
         }
     ),
     closed_sets=(*FORMAT_4.closed_sets, PlanKind, ToolKind),

@@ -11,6 +11,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import Inquiry, Phase, parse_index
 from agentfsm.core.errors import AgentError
+from agentfsm.core.inbox import GiveInput, PostedItem
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.labels import EFFECT_LABELS, Label, ToolKind, join_labels
 from agentfsm.core.machine import State
@@ -107,7 +108,14 @@ class RunHost(OpenCalls):
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Build the context of a call."""
-        return build_call_context(self, self.ask_person, call, tool, deadline)
+        ctx = build_call_context(self, self.ask_person, call, tool, deadline)
+        if tool.login is None or (ledger := self.ledgers.get(call.id)) is None:
+            return ctx
+        row = ledger.approval
+        if isinstance(row, PostedItem) and isinstance(row.item, GiveInput):  # the login is checked before the start
+            answers = {**ctx.inquiry.answers, **row.item.answers}
+            return attrs.evolve(ctx, inquiry=attrs.evolve(ctx.inquiry, answers=answers))
+        return ctx
 
     def begin_attempt(self, call: ToolCall) -> ExecutingCall:
         """Return the call as the runs see it that its function starts."""

@@ -15,6 +15,8 @@ from agentfsm._lib.limiter import Limiter
 from agentfsm._lib.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Part
+from agentfsm.logins import APIKey, Login
+from agentfsm.logins.login import to_login
 from agentfsm.logins.oauth_settings import OAuth, parse_auth
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
@@ -22,6 +24,7 @@ from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.logins import ServerLogins
 from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
+from agentfsm.mcp.client.user_sessions import UserSessions
 from agentfsm.mcp.connection.server_connection import START_TIMEOUT_S, ServerConnection
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import (
@@ -126,6 +129,11 @@ class MCPServer:
     start_s: float = START_TIMEOUT_S
     """Seconds that starting the server and connecting to it may take, the first handshake included."""
 
+    users: Login | None = None
+    """Logins of the users of runs, whose calls go to the server with their own tokens. The listing of the tools uses
+    the login of the program (`auth`), if it has one. None: all calls use that.
+    """
+
     admitted: AdmissionResult = attrs.field(factory=AdmissionResult, init=False)
     """Result of the newest listing: the tools in use, those refused, and those that await approval."""
 
@@ -150,6 +158,9 @@ class MCPServer:
     logins: ServerLogins | None = attrs.field(init=False)
     """Logins by OAuth. None: the server has no settings of it."""
 
+    sessions: UserSessions = attrs.field(init=False, repr=False)
+    """Connections of the users, if each has a login."""
+
     needs_refresh: bool = attrs.field(default=True, init=False)
     """Whether the tools have to be listed before the next use: they were never listed, the server was restarted, or
     it has reported a change.
@@ -169,6 +180,7 @@ class MCPServer:
         )
         self.consent_gate = ConsentGate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
         self.logins = ServerLogins.for_server(self.name, self.transport, self.origin)
+        self.sessions = UserSessions(self.name, self.transport, self.start_s, self.users)
 
     @property
     def is_stale(self) -> bool:
@@ -233,6 +245,7 @@ class MCPServer:
         *,
         headers: Mapping[str, str] | None = None,
         auth: httpx2.Auth | OAuth | Literal["oauth"] | None = None,
+        login: Login | OAuth | APIKey | None = None,
         allow_private: bool = False,
         name: str | None = None,
         **options: Unpack[ServerOptions],
@@ -240,7 +253,8 @@ class MCPServer:
         """Create a server that is reached over streamable HTTP: `MCPServer.http("https://example.org/mcp")`.
 
         Its host must not have a private address, unless `allow_private` is set or the URL itself names this machine.
-        With `auth="oauth"` a person logs in once, by `login` or `agentfsm mcp login`.
+        With `auth="oauth"` a person logs in once, by `login` or `agentfsm mcp login`. With `login=OAuth()` each user of
+        a run logs in, and a call of a user who has not waits; `auth` is then used to list the tools.
 
         Raises:
             MisuseError: when an option is invalid, or the URL is plain HTTP to another machine.
@@ -249,7 +263,10 @@ class MCPServer:
             url=url, headers=headers or {}, auth=parse_auth(auth), allow_private=allow_private
         )
         return cls(
-            name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
+            name=name or derive_server_name(httpx2.URL(url).host),
+            transport=transport,
+            users=None if login is None else to_login(login, url, allow_private=allow_private),
+            **_build_server_options(options),
         )
 
     @classmethod
@@ -458,6 +475,7 @@ class MCPServer:
     async def aclose(self) -> None:
         """Close the connection. The next use opens a new one and lists the tools again."""
         await self.connection.aclose()
+        await self.sessions.aclose()
         self.needs_refresh = True
 
     def _on_connected(self) -> None:

@@ -12,13 +12,16 @@ import mcp.types as m
 from mcp import Client
 
 from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
+from agentfsm.logins import Login
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
 from agentfsm.mcp.client.content import OutputCheck, convert_result
 from agentfsm.mcp.client.elicitation import ElicitationRouter, QuestionHandling
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.question_relay import QuestionRelay
+from agentfsm.mcp.client.user_sessions import UserSessions
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection
+from agentfsm.mcp.errors import LoginRequiredError
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
@@ -42,6 +45,14 @@ _REFUSED_LOG: Final = (
 WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve its current version."
 
 
+class Session(Protocol):
+    """A connection of a server, with what belongs to it."""
+
+    connection: ServerConnection
+    catalogue: Catalogue
+    elicitation_router: ElicitationRouter
+
+
 class ToolServer(Protocol):
     """The parts of a server that its tools use; `MCPServer` has them."""
 
@@ -53,6 +64,8 @@ class ToolServer(Protocol):
     catalogue: Catalogue
     elicitation_router: ElicitationRouter
     needs_refresh: bool
+    users: Login | None
+    sessions: UserSessions
 
 
 def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
@@ -70,6 +83,7 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
         description=listed.description or find_title(listed) or "",
         parameters=listed.input_schema,
         timeout_s=server.timeout_s,
+        login=server.users,
         **options,
     )
 
@@ -90,6 +104,7 @@ def _build_function(
         is_sent = False
         relay = None if ctx.attendance is None else QuestionRelay(partial(_ask_person, ctx, ctx.attendance))
         handling = QuestionHandling(relay=relay, may_repeat=may_repeat)
+        at: Session = server if server.users is None else server.sessions.find(ctx.tenant, ctx.user)
 
         async def ask(client: Client) -> m.CallToolResult | InputRequired:
             nonlocal is_sent
@@ -98,13 +113,13 @@ def _build_function(
                 ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
 
             async def relist() -> None:
-                await server.catalogue.check_unchanged(client, listed, refetch=True)
+                await at.catalogue.check_unchanged(client, listed, refetch=True)
 
-            await server.catalogue.check_unchanged(client, listed)
+            await at.catalogue.check_unchanged(client, listed)
             is_sent = True
             return await call_asking(
                 client,
-                server.elicitation_router,
+                at.elicitation_router,
                 ctx,
                 handling,
                 name=listed.name,
@@ -114,11 +129,15 @@ def _build_function(
             )
 
         try:
-            request = server.connection.request(ask, patience_s=server.timeout_s)
+            request = at.connection.request(ask, patience_s=server.timeout_s)
             result = await (request if relay is None else relay.run(request))
         except ToolChangedError as error:
             server.needs_refresh = True
             return _tool_changed_result(server, listed, error)
+        except (LoginRequiredError, request_errors.RequestError) as error:
+            if server.users is not None and (isinstance(error, LoginRequiredError) or error.login is not None):
+                await server.users.ask(ctx)
+            return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         except Exception as error:  # noqa: BLE001  `resolve_failure` raises other errors again
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
