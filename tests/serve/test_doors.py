@@ -27,7 +27,7 @@ from tests.support.gateways import serving
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 DOORS = {}
 # Operations that say nothing to a model: the arguments of an approved call are passed exactly.
-SILENT = {f"POST /v1/runs/{{run_id}}/{name}" for name in ("approve", "resume", "revoke", "stream-token")}
+SILENT = {f"POST /v1/runs/{{run_id}}/{name}" for name in ("approve", "login", "resume", "revoke", "stream-token")}
 SILENT |= {"POST /v1/responses/{response_id}/cancel", "POST /v1/rollouts/{name}/back"}
 SILENT |= {f"POST /v1/schedules/{{name}}/{verb}" for verb in ("pause", "resume")}
 
