@@ -12,6 +12,7 @@ import re
 import socket
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -214,6 +215,12 @@ def _not_loopback(address: str) -> bool:
     return not ipaddress.ip_address(address).is_loopback
 
 
+@cache
+def ssl_context() -> ssl.SSLContext:
+    """Return the certificates to trust. They are read once: that takes longer than most requests."""
+    return httpx2.create_ssl_context()
+
+
 class PublicAddressTransport(httpx2.AsyncHTTPTransport):
     """Transport that sends requests to public addresses only, or to this machine if the server's URL names it.
 
@@ -221,7 +228,7 @@ class PublicAddressTransport(httpx2.AsyncHTTPTransport):
     """
 
     def __init__(self, url: str, *, error: type[Exception]) -> None:
-        context = httpx2.create_ssl_context()
+        context = ssl_context()
         super().__init__(verify=context)
         host = httpx2.URL(url).host
         local_host = host if is_local_host(host) else None
@@ -245,7 +252,7 @@ class AllowedHostsTransport(httpx2.AsyncHTTPTransport):
     """
 
     def __init__(self, hosts: Sequence[str], *, error: type[Exception]) -> None:
-        context = httpx2.create_ssl_context()
+        context = ssl_context()
         super().__init__(verify=context)
         self._hosts = hosts
         self._error = error

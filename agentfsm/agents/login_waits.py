@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentfsm.agents.decisions import post_decision
 from agentfsm.agents.subagent import find_inner_agent
-from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError, ToolError
 from agentfsm.core.inbox import GiveInput
 from agentfsm.core.pending import PendingKind
 from agentfsm.journal.load import load_run
@@ -15,8 +17,10 @@ from agentfsm.ports.store import Filter
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
+    from agentfsm.agents.runs import Runs
+    from agentfsm.core.run import Run
     from agentfsm.ports.store import Store
-    from agentfsm.ports.tool_login import ToolLogin
+    from agentfsm.ports.tool_login import LoginLink, ToolLogin
 
 
 async def continue_after_login(store: Store, server: str, *, tenant: str | None, user: str | None) -> int:
@@ -62,3 +66,80 @@ def list_logins(tools: ToolRegistry) -> list[ToolLogin]:
         if isinstance(inner, ToolRegistry):
             found += list_logins(inner)
     return list(dict.fromkeys(found))
+
+
+def find_waited_login(logins: Iterable[ToolLogin], run: Run, call_id: str | None) -> ToolLogin:
+    """Return the login that a call of a run waits for; that of the first call without a `call_id`.
+
+    Raises:
+        ConflictError: when it does not wait for one, or no tool of this program has it.
+    """
+    for item in run.pending:
+        if item.kind is PendingKind.LOGIN and call_id in {None, item.call_id}:
+            server = item.questions[0].key
+            found = next((each for each in logins if each.server == server), None)
+            if found is None:
+                raise ConflictError(f"no tool of this program has the login at {server}")
+            return found
+    raise ConflictError(f"run {run.id!r} does not wait for a login{f' of {call_id}' if call_id else ''}")
+
+
+async def finish_login(runs: Runs, logins: Iterable[ToolLogin], query: Mapping[str, str]) -> LoginLink | None:
+    """Complete a login whose browser has returned, and let the calls go on that wait for it. It may be repeated.
+
+    Args:
+        runs: Client for the runs.
+        logins: The logins of the program.
+        query: Parameters with which the browser has returned.
+
+    Returns:
+        The link with its outcome; None if it is unknown, or its call does not wait any more.
+
+    Raises:
+        ToolError: when the link has expired, or the answer is not valid.
+        StoreError: when not all calls may go on yet; repeat it.
+    """
+    for login in logins:
+        link = await login.find_link(query)
+        if link is None or not (link.outcome or await _is_waited_for(runs, link, login.server)):
+            continue
+        link = await login.complete(query)
+        if link is not None and link.outcome == "granted":
+            await continue_after_login(runs.store, login.server, tenant=link.tenant, user=link.user)
+        elif link is not None:
+            with suppress(ConflictError, MisuseError, RunNotFoundError):  # the call is over, or was answered
+                await runs.answer(link.run_id, link.call_id, declined=True, by=link.user or "")
+        return link
+    return None
+
+
+async def _is_waited_for(runs: Runs, link: LoginLink, server: str) -> bool:
+    try:
+        run = await runs.load(link.run_id)
+    except (RunNotFoundError, MisuseError):
+        return False
+    return (run.header.tenant, run.header.user) == (link.tenant, link.user) and any(
+        item.kind is PendingKind.LOGIN and item.call_id == link.call_id and item.questions[0].key == server
+        for item in run.pending
+    )
+
+
+async def forget_all(logins: Iterable[ToolLogin], *, tenant: str | None, user: str | None) -> tuple[int, list[str]]:
+    """Revoke and delete the logins of a user; return their number, and the servers that did not revoke theirs."""
+    count, failed = 0, []
+    for login in logins:
+        try:
+            count += await login.forget(tenant=tenant, user=user)
+        except ToolError:
+            count += 1
+            failed.append(login.server)
+    return count, failed
+
+
+def describe_end(link: LoginLink | None) -> str:
+    """Return the text for the browser that has returned."""
+    if link is None:
+        return "This link is unknown, or was used already: look at the run, and ask for a new one."
+    if link.outcome == "granted":
+        return "You are logged in. You may close this window; the run goes on."
+    return "You have declined. You may close this window; the run is told."

@@ -3,6 +3,7 @@
     agentfsm demo | chat | run | submit | worker | resume | serve | acp | webhooks            execute
              runs | show | logs | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
              approve | allowances | reject | settle | answer | send | pause | cancel | feedback   decide
+             login | logout                                                                   logins of users
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove
     agentfsm init | completion                                                                set up

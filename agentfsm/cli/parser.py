@@ -149,6 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_execute(add)
     _add_inspect(add)
     _add_decide(add)
+    _add_logins(add)
     _add_timetravel(add)
     _add_retention(add)
     _add_followers(add)
@@ -483,6 +484,21 @@ def _add_audit(add: AddParser) -> None:
 
 
 _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
+
+
+def _add_logins(add: AddParser) -> None:
+    login = _add_command(add, "user_login:login", text="log in to the server of a call that waits for it")
+    _add_run_id(login)
+    login.add_argument("call", metavar="CALL", nargs="?", help="id of the call; by default the first that waits")
+    _add_agent_option(login)
+    login.add_argument("--no-browser", action="store_true", help="only print the page to open")
+    login.add_argument(
+        "--timeout", type=parse_seconds, default=300.0, metavar="SECONDS", help="time for the login (default: 300)"
+    )
+    logout = _add_command(add, "user_login:logout", text="revoke and delete the logins of a user at servers of tools")
+    logout.add_argument("target", metavar="AGENT", help="the agent, as module:name")
+    logout.add_argument("--user", help="the user; by default that of runs without one")
+    logout.add_argument("--tenant", help="tenant of the user")
 
 
 def _add_decide(add: AddParser) -> None:

@@ -31,6 +31,7 @@ from agentfsm.logins.oauth_client import (
 )
 from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.logins.token_store import TokenStore, default_tokens
+from agentfsm.ports.tool_login import LoginLink
 from agentfsm.tools.question_validation import MAX_KEY_CHARS
 from agentfsm.tools.run_context import LoginRequired, RunContext
 from agentfsm.tools.tool import ANSWER_EXPIRES_S
@@ -62,18 +63,6 @@ class APIKey(Value):
 
     tokens: TokenStore | None = attrs.field(default=None, repr=False)
     """Storage for the keys. None: as for `OAuth`."""
-
-
-@attrs.frozen(kw_only=True)
-class LoginLink(Value):
-    """A link that a user was given, and its outcome."""
-
-    tenant: str | None
-    user: str | None
-    run_id: str
-    call_id: str
-    outcome: str = ""
-    """"granted" or "declined" once the browser has returned; else empty."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -260,12 +249,12 @@ class Login:
             endpoints, known, redirect_url=redirect_url, state=state, verifier=verifier
         )
 
-    async def find_link(self, query: Mapping[str, str]) -> LoginLink | None:
+    async def find_link(self, query: Mapping[str, str], /) -> LoginLink | None:
         """Return the link that a browser has returned from; None if it is not one of this server's."""
         found = await self._find_attempt(query.get("state", ""))
         return None if found is None else _describe(*found)
 
-    async def complete(self, query: Mapping[str, str]) -> LoginLink | None:
+    async def complete(self, query: Mapping[str, str], /) -> LoginLink | None:
         """Complete a login with what the browser has brought back, and store the tokens.
 
         The same answer may be given again, as by a page that is loaded twice: its code is used once.

@@ -21,7 +21,7 @@ import anyio
 import attrs
 import httpx2
 
-from agentfsm._lib.public_network import PublicAddressTransport, check_url
+from agentfsm._lib.public_network import PublicAddressTransport, check_url, ssl_context
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.logins.errors import LoginError, LoginUnavailableError
@@ -309,7 +309,7 @@ class AuthorizationClient(Value):
         try:
             with anyio.fail_after(_TIMEOUT_S):
                 async with (
-                    httpx2.AsyncClient(transport=transport, timeout=_TIMEOUT_S) as client,
+                    httpx2.AsyncClient(transport=transport, verify=ssl_context(), timeout=_TIMEOUT_S) as client,
                     client.stream(method, url, headers=headers, **content) as response,
                 ):
                     body = b""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urljoin
 
 import attrs
 import httpx2
 
-from agentfsm._lib.public_network import PublicAddressTransport, check_url, matches_host, to_hosts
+from agentfsm._lib.public_network import PublicAddressTransport, check_url, matches_host, ssl_context, to_hosts
 from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.value import Value
@@ -24,9 +23,6 @@ from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_opera
 from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
-
-if TYPE_CHECKING:
-    import ssl
 
 Auth: TypeAlias = "str | tuple[str, str] | httpx2.Auth"
 
@@ -340,7 +336,7 @@ class _API(Value):
             return await self._send(self.client, url, operation, arguments, key, login=auth)
         transport = None if self.allow_private else PublicAddressTransport(url, error=ToolError)
         # The time-out of the call applies, so the client has none of its own.
-        async with httpx2.AsyncClient(transport=transport, verify=_ssl_context(), timeout=None) as client:
+        async with httpx2.AsyncClient(transport=transport, verify=ssl_context(), timeout=None) as client:
             return await self._send(client, url, operation, arguments, key, login=auth)
 
     async def _send(
@@ -380,11 +376,6 @@ class _API(Value):
             return _read_response(response, await _read_body(response))
         finally:
             await response.aclose()
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()
 
 
 async def _read_body(response: httpx2.Response) -> bytes:

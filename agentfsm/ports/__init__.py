@@ -52,7 +52,7 @@ from agentfsm.ports.store import (
     SystemClock,
 )
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, StoreRecord, UnreadRun
-from agentfsm.ports.tool_login import ToolLogin
+from agentfsm.ports.tool_login import LoginLink, ToolLogin
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome, ToolSandbox
 
 __all__ = [
@@ -86,6 +86,7 @@ __all__ = [
     "JudgeAsk",
     "Lease",
     "LeaseTerm",
+    "LoginLink",
     "MessageGroup",
     "Model",
     "OutgoingText",

@@ -3,10 +3,9 @@
 import pytest
 
 from agentfsm import Agent
-from agentfsm.agents.login_waits import list_logins
+from agentfsm.agents.login_waits import finish_login, list_logins
 from agentfsm.guards import build_http_tool
 from agentfsm.logins import OAuth, TokenFile
-from agentfsm.serve.logins import finish_login
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.oauth_server import oauth_shop

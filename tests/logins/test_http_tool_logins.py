@@ -5,10 +5,10 @@ import attrs
 import pytest
 
 from agentfsm import MisuseError, PendingKind, State, ToolResult
+from agentfsm.agents.login_waits import forget_all
 from agentfsm.core import events as e
 from agentfsm.guards import build_http_tool
 from agentfsm.logins import APIKey, Login, LoginError, MemoryTokens, OAuth
-from agentfsm.serve.logins import forget_all
 from agentfsm.stores import MemoryStore
 from tests.support.oauth_server import log_in
 

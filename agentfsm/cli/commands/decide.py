@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentfsm.agents.admission import admit, admit_answer
-from agentfsm.agents.decisions import describe_allowance, find_pending
+from agentfsm.agents.decisions import describe_allowance, find_pending, find_question
 from agentfsm.agents.runs import Runs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
@@ -150,7 +150,7 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Supply the result of an external call, or the answers to the questions of a tool."""
 
     async def decide(runs: Runs) -> None:
-        _, item = await find_pending(runs.store, args.id, args.call, PendingKind.QUESTION)
+        _, item = await find_question(runs.store, args.id, args.call, digest=None)
         content = args.text
         if item.questions and not args.failed:
             content = parse_answer(item, args.text, args.field, declined=args.decline)

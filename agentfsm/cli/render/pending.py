@@ -224,7 +224,7 @@ _COMMANDS: Final = {
         "settle {run} {call} --rerun",
     ),
     PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
-    PendingKind.LOGIN: ("login AGENT {run} {call}", "answer {run} {call} --decline"),
+    PendingKind.LOGIN: ("login {run} {call}", "answer {run} {call} --decline"),
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
     PendingKind.CRASH: (),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 import anyio
 import attrs
-import h11
 import httpx2
 from anyio.abc import Listener, SocketAttribute, SocketStream
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
@@ -20,6 +19,7 @@ from mcp.types.version import LATEST_HANDSHAKE_VERSION
 from agentfsm._lib.public_network import check_url
 from agentfsm.core.errors import first_error
 from agentfsm.core.text_safety import escape_hidden
+from agentfsm.logins.local_page import RECEIVE_TIMEOUT_S, format_page, listen_at, parse_query, receive_target
 from agentfsm.logins.token_store import MemoryTokens
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.oauth.server_authorization import (
@@ -36,9 +36,6 @@ OpenURL: TypeAlias = Callable[[str], Awaitable[None]]
 
 # Seconds for a person to log in.
 LOGIN_TIMEOUT_S: Final = 300.0
-# Seconds for a browser to send its request, and the maximum of its head in bytes.
-_RECEIVE_TIMEOUT_S: Final = 10.0
-_MAX_HEAD_BYTES: Final = 16_384
 _MAX_REASON_CHARS: Final = 300
 _DONE: Final = (200, "The login is complete. You may close this window.")
 _REFUSED: Final = (
@@ -94,18 +91,13 @@ async def _listen(authorization: ServerAuthorization, login: StoredLogin) -> Lis
     port = authorization.oauth.callback_port
     if not port and login.client is not None and login.client.redirect_uris:
         try:
-            return await _listen_at(login.client.redirect_uris[0].port or 0)
+            return await listen_at(login.client.redirect_uris[0].port or 0)
         except OSError:
             pass  # the client is registered anew, for another port
     try:
-        return await _listen_at(port)
+        return await listen_at(port)
     except OSError as error:
         raise MCPServerError(f"the port {port} for the return of the browser cannot be used: {error}") from error
-
-
-async def _listen_at(port: int) -> Listener[SocketStream]:
-    [listener] = (await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)).listeners
-    return listener
 
 
 async def _run(
@@ -189,7 +181,7 @@ class _Callback:
     async def open(self, url: str) -> None:
         """Send the person to the authorization server."""
         check_url(url, allow_private=self.allow_private, role="an authorization server")
-        self._state = _parse_query(url).get("state")
+        self._state = parse_query(url).get("state")
         await self.open_url(url)
 
     async def wait(self) -> AuthorizationCodeResult:
@@ -208,42 +200,14 @@ class _Callback:
     async def answer(self, stream: SocketStream) -> None:
         """Answer one request. Requests without the secret of the login are not for it, and end nothing."""
         async with stream:
-            with anyio.move_on_after(_RECEIVE_TIMEOUT_S):
-                target = await _receive_target(stream)
+            with anyio.move_on_after(RECEIVE_TIMEOUT_S):
+                target = await receive_target(stream)
                 if target is None:
                     return
-                query = _parse_query(target)
+                query = parse_query(target)
                 is_ours = urlsplit(target).path == "/callback" and query.get("state", "") == self._state
                 page = _UNKNOWN if not is_ours else _DONE if "code" in query else _REFUSED
-                await stream.send(_format_page(*page))
+                await stream.send(format_page(*page))
                 if is_ours and not self._returned.is_set():
                     self._query = query
                     self._returned.set()
-
-
-async def _receive_target(stream: SocketStream) -> str | None:
-    """Return the path and the query of a request; None if it is not one, or asks with another method than GET."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
-    try:
-        while (event := connection.next_event()) is h11.NEED_DATA:
-            connection.receive_data(await stream.receive())
-    except (h11.RemoteProtocolError, anyio.EndOfStream, anyio.BrokenResourceError):
-        return None
-    return event.target.decode("ascii") if isinstance(event, h11.Request) and event.method == b"GET" else None
-
-
-def _format_page(status: int, text: str) -> bytes:
-    connection: Any = h11.Connection(h11.SERVER)
-    headers = [
-        ("content-type", "text/plain; charset=utf-8"),
-        ("content-length", str(len(text))),
-        ("connection", "close"),
-        ("cache-control", "no-store"),
-        ("referrer-policy", "no-referrer"),
-    ]
-    parts = (h11.Response(status_code=status, headers=headers), h11.Data(data=text.encode()), h11.EndOfMessage())
-    return b"".join(connection.send(part) or b"" for part in parts)
-
-
-def _parse_query(url: str) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
