@@ -16,7 +16,7 @@ from agentfsm.core import errors
 from agentfsm.core.messages import Message
 
 ROOT = Path(__file__).parent.parent
-NAMES = "context evals guards mcp models openapi patterns "
+NAMES = "context evals guards logins mcp models openapi patterns "
 NAMES += "flow planning prompts reflection releases sandbox scripts serve skills stores testing tokens"
 PACKAGES = ("", *(f".{name}" for name in NAMES.split()))
 HEAVY = (

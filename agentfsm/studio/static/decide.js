@@ -12,6 +12,7 @@ const TITLES = {
   approval: "Approval",
   outcome: "Unknown outcome",
   question: "Question",
+  login: "Login",
   input: "Input",
   pause: "Paused",
   crash: "Paused after crashes",
@@ -72,15 +73,15 @@ function togetherCard(rootId, items, { done, asker = null }) {
  * @param {Deciding & {link?: boolean, posted?: any}} options
  */
 export function decisionCard(rootId, item, { done, link = false, posted = null, asker = null }) {
-  const build = { approval, outcome, question, input }[item.kind] ?? pause;
+  const build = { approval, outcome, question, login, input }[item.kind] ?? pause;
   const body = h("div", { class: "body" });
   const finish = (text) => async (verb, values) => {
-    const run = await api.act(rootId, verb, values);
+    const answer = await api.act(rootId, verb, values);
     body.replaceChildren(h("p", { class: "sent", role: "status" }, text));
-    done?.(run);
+    done?.(verb === "login" ? await api.run(rootId) : answer);
   };
   if (posted) body.append(h("p", { class: "sent" }, describePosted(posted, asker)));
-  else body.append(...build(item, finish(asker?.continuation ? t("Recorded.") : t("Sent. A worker applies it."))).filter(Boolean));
+  else body.append(...build(item, finish(asker?.continuation ? t("Recorded.") : t("Sent. A worker applies it.")), rootId).filter(Boolean));
   return h("section", { class: `decision ${item.kind}`, "data-key": itemKey(item), "aria-label": [t(TITLES[item.kind]), item.tool, item.call_id, item.run_id].join(" ") },
     h("header", {},
       chip(item.kind, t(TITLES[item.kind])),
@@ -239,6 +240,25 @@ function question(item, send) {
       actionButton(t("Answer"), answer, { class: "primary" }),
       actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, declined: true }))),
   ];
+}
+
+/** The page where the user of the run logs in, or the field for a key, which no journal gets. */
+function login(item, send, rootId) {
+  const [{ url, schema }] = item.questions;
+  const decline = actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, declined: true }));
+  if (schema) {
+    const key = h("input", { type: "password", autocomplete: "off" });
+    const store = async () => {
+      if (!key.value) throw new Error(t("Enter the key first."));
+      await send("login", { call_id: item.call_id, key: key.value });
+    };
+    return [field(t("Key"), key), h("div", { class: "buttons" }, actionButton(t("Log in"), store, { class: "primary" }), decline)];
+  }
+  const place = h("p", {});
+  const show = (link) => place.replaceChildren(h("a", { href: link, target: "_blank", rel: "noopener noreferrer" }, t("Open the page of the login")));
+  if (url.startsWith("https://") || url.startsWith("http://")) show(url);
+  const ask = async () => show((await api.act(rootId, "login", { call_id: item.call_id })).url);
+  return [place, h("div", { class: "buttons" }, actionButton(url ? t("New link") : t("Get a link"), ask, { class: url ? "" : "primary" }), decline)];
 }
 
 function externalResult(item, send) {
