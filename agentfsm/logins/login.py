@@ -84,6 +84,7 @@ class Login:
     store: TokenStore = attrs.field(
         default=attrs.Factory(lambda self: self.settings.tokens or default_tokens(), takes_self=True), init=False
     )
+    """Storage for the tokens: that of the settings, or the keyring, or ~/.agentfsm/mcp-tokens.json."""
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.settings, OAuth | APIKey):

@@ -134,8 +134,6 @@ def parse_auth(auth: T | OAuth | str) -> T | OAuth:
     """
     if auth == "oauth":
         return OAuth()
-    if isinstance(auth, OAuth) and (auth.authorization_url is not None or auth.redirect_url is not None):
-        raise MisuseError("auth= finds the endpoints itself: leave out authorization_url=, token_url=, redirect_url=")
     if isinstance(auth, str):
         raise MisuseError(f'auth={shorten_repr(auth)}: give "oauth", an OAuth(...), or an httpx2.Auth')
     return auth

@@ -44,7 +44,7 @@ def server(shop, tmp_path_factory):
 def test_a_link_leads_to_the_page_of_the_login(open_page, server, shop, browser):
     """The link is made when it is asked for; once the user has logged in, the run goes on."""
     run_id = server.start("by_link")
-    page = open_page(f"#/run/{run_id}", url=server.url, color_scheme="dark")
+    page = open_page(f"#/runs/{run_id}", url=server.url, color_scheme="dark")
     card = page.locator(".decision.login")
     expect(card).to_contain_text(f"Log in to {shop.url}")
     check_access(page)
@@ -64,11 +64,11 @@ def test_a_key_is_entered_in_a_field_of_its_own(open_page, server, shop):
     """It is not shown; the run goes on at once."""
     shop.keys["key-of-ann"] = "ann"
     run_id = server.start("by_key")
-    page = open_page(f"#/run/{run_id}", url=server.url, viewport={"width": 390, "height": 844})
+    page = open_page(f"#/runs/{run_id}", url=server.url, viewport={"width": 390, "height": 844})
     card = page.locator(".decision.login")
     key = card.get_by_label("Key")
     expect(key).to_have_attribute("type", "password")
-    check_access(page)
+    check_access(page, ".decision.login")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     key.fill("key-of-ann")
     card.get_by_role("button", name="Log in").click()

@@ -119,11 +119,11 @@ class _LoginDesk:
                 lasts_s=timeout_s,
             )
             self.terminal.err(f"log in at: {url}")
-            if self.opens_browser:
-                await anyio.to_thread.run_sync(webbrowser.open, url)
             with anyio.move_on_after(timeout_s):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(listener.serve, self._answer)
+                    if self.opens_browser:
+                        await anyio.to_thread.run_sync(webbrowser.open, url)
                     await self._done.wait()
                     tasks.cancel_scope.cancel()
         if self._link is None:

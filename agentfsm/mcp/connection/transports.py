@@ -16,6 +16,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm._lib.public_network import PublicAddressTransport, check_url
+from agentfsm.core.errors import MisuseError
 from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
@@ -135,6 +136,11 @@ class RemoteTransport:
     def __attrs_post_init__(self) -> None:
         check_url(self.url, allow_private=self.allow_private, role="an MCP server")
         if isinstance(self.auth, OAuth):
+            if self.auth.authorization_url is not None or self.auth.redirect_url is not None:
+                raise MisuseError(
+                    "authorization_url, token_url, revocation_url and redirect_url are for login=, the logins of "
+                    "users: leave them out of auth="
+                )
             self.authorization = ServerAuthorization(self.url, self.auth, self.allow_private)
 
     @property
