@@ -105,6 +105,7 @@ class Recording:
             takes_context=False,
             is_async=True,
             sandbox=None,
+            login=None,
             locks=None,
             validate=None,
             describe=None,

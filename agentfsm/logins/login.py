@@ -95,6 +95,9 @@ class Login:
         if len(self.server) > MAX_KEY_CHARS:
             raise MisuseError(f"the URL of a server with logins has {MAX_KEY_CHARS} characters at most")
 
+    def __repr__(self) -> str:
+        return f"<Login {self.server}>"
+
     # What tools use
 
     async def require(self, ctx: RunContext[Any], /) -> None:
