@@ -102,6 +102,20 @@ class Trapped:
         return trapped
 
 
+async def act(ctx: RunContext[None]) -> str:
+    """Act."""
+    raise NotImplementedError
+
+
+# The tools, with what takes long to make: their schemas. Each world has functions of its own.
+TOOLS = {
+    "read": tool(name="read", read_only=True)(act),
+    "ask": tool(name="ask", read_only=True)(act),
+    "put": tool(name="put", idempotent=True)(act),
+    "pay": tool(name="pay")(act),
+}
+
+
 @attrs.define
 class World:
     """What the tools did, counted outside of any run."""
@@ -114,22 +128,17 @@ class World:
 
     def tools(self, *names: str) -> list:
         """Tools that act: read-only, idempotent, and without a promise."""
-        kinds = {
-            "read": {"read_only": True},
-            "ask": {"read_only": True, "requires_approval": self.approval},
-            "put": {"idempotent": True},
-            "pay": {"requires_approval": self.approval},
-        }
 
-        def acting(name: str):
+        def made(name: str):
             async def act(ctx: RunContext[None]) -> str:
                 self.effects.append((name, ctx.idempotency_key))
                 await self.trap.visit()
                 return f"{name} done"
 
-            return act
+            approval = self.approval and name in ("ask", "pay")
+            return attrs.evolve(TOOLS[name], function=act, requires_approval=approval)
 
-        return [tool(name=name, **kinds[name])(acting(name)) for name in names]
+        return [made(name) for name in names]
 
     def says(self, *wanted: str) -> FunctionModel:
         """A model that calls all that is wanted in its first turn, and then says that it is done."""
@@ -306,7 +315,9 @@ async def finished(agent: Agent, run_id: str) -> set[str]:
     return keys
 
 
-@pytest.mark.parametrize("approval", [False, True], ids=["", "approved"])
+@pytest.mark.parametrize(
+    "approval", [pytest.param(False, marks=pytest.mark.soak, id=""), pytest.param(True, id="approved")]
+)
 async def test_a_family_may_be_cancelled_at_any_await(store, approval):
     """Task cancellation is a crash with manners: all runs are left so that they can be resumed, and nothing repeats."""
 
