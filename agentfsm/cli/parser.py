@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -136,8 +136,9 @@ class _VersionAction(argparse.Action):
         parser.exit()
 
 
+@cache
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
+    """Build the parser of the command line, once in a process: it takes as long as a short command."""
     made = _CommandParser(
         prog="agentfsm",
         description="Run agents that record every step in a journal, and inspect, resume and control their runs.",
