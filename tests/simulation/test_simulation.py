@@ -37,8 +37,9 @@ from agentfsm.engine.tool_calls import host
 from agentfsm.engine.tool_calls.host import RunHost
 from agentfsm.stores import MemoryStore, memory
 
-# In the usual suite.
+# In the usual suite, and there of worlds of one kind.
 FEW = 100
+OF_A_KIND = 40
 # In a soak.
 MANY = 100_000
 IN_A_ROW = 100
@@ -73,12 +74,12 @@ def test_the_promises_hold_in_every_world(first):
 @pytest.mark.parametrize("given", [{"poison": True, "runs": 4}, {"reuses": True}], ids=["poison", "reused ids"])
 def test_the_promises_hold_in_harder_worlds(given):
     """Where one run ends every process that drives it, and where an id comes to name another run."""
-    hold(range(IN_A_ROW), **given)
+    hold(range(OF_A_KIND), **given)
 
 
 def test_an_owner_that_stalled_makes_no_effect():
     """A process that stands still between the durable word and the call begins nothing that another one may begin."""
-    hold(range(IN_A_ROW), stalls=0.3)
+    hold(range(OF_A_KIND), stalls=0.3)
 
 
 @pytest.mark.soak
