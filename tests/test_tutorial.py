@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.bare_shell import BARE_PATH, execute_bare
+from tests.support.command_line import write_warm_command
 from tests.support.tutorial import BLOCK, PAGES, ROOT, execute, list_variables
 
 
@@ -28,7 +29,10 @@ def is_like(out, shown):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorial uses curl")
 def test_the_pages_do_what_they_say(tmp_path, database):
     """Each command prints what stands below it, in the folder that the pages before have left."""
-    follow_pages(tmp_path, database, list_variables())
+    folder, variables = tmp_path / "shop", list_variables()
+    folder.mkdir()
+    warm = write_warm_command(tmp_path / "bin")
+    follow_pages(folder, database, variables | {"PATH": f"{warm}:{variables['PATH']}"})
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,6 +44,15 @@ import pkgutil, agentfsm.cli.commands, agentfsm.cli.render.rich_chat, agentfsm.f
 for each in pkgutil.iter_modules(agentfsm.cli.commands.__path__): __import__("agentfsm.cli.commands." + each.name)
 """
 WARM = WarmPython(warm_up=WARM_UP + COMMANDS + WITH_MCP)
+
+
+def write_warm_command(folder: Path) -> Path:
+    """Write an `agentfsm` for shells that starts from the warm process, and return its folder."""
+    folder.mkdir()
+    command = folder / "agentfsm"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(WARM.command("-m", "agentfsm"))} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return folder
 
 
 def start_python(words: tuple[str, ...], folder: Path, env: dict[str, str]) -> subprocess.Popen[str] | WarmProcess:

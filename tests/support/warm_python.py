@@ -56,7 +56,12 @@ for fd in (0, 1, 2):
 pid = int(link.recv(16))
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda told, frame: os.kill(pid, told))
-os._exit(os.waitstatus_to_exitcode(int(link.recv(16))) % 256)
+status = os.waitstatus_to_exitcode(int(link.recv(16)))
+if status < 0:
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
 """
 # Variables that an interpreter reads when it starts, so that a process with others has to be started really.
 AT_START = ("PYTHON", "LC_", "LANG")
@@ -170,7 +175,8 @@ class WarmPython:
     def command(self, *words: str) -> list[str]:
         """Return a command that does what `python WORDS` does, for a program that starts processes itself.
 
-        It hands its streams and the signals that it gets on, and waits; the process does not outlive it.
+        It hands its streams and the signals that it gets on, waits, and ends as the process does, which does not outlive
+        it.
         """
         return [sys.executable, "-IS", "-c", CLIENT, self._listen(), *words]
 
