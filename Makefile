@@ -46,9 +46,11 @@ $(VENV)/pip:
 	$(INSTALL) --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
+# Pip compiles on one core. What packages have of templates does not compile.
 $(VENV)/ready: $(VENV)/pip pyproject.toml
 	@echo "Installing agentfsm with all extras, the tests and the checkers into $(VENV): a minute or two."
-	$(INSTALL) --quiet --editable '.[all]' --group test --group check
+	$(INSTALL) --quiet --no-compile --editable '.[all]' --group test --group check
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@ $(VENV)/package
 
 # Enough for the command line. Pip prints each package, since a first installation takes a while.
