@@ -175,8 +175,7 @@ class WarmPython:
     def command(self, *words: str) -> list[str]:
         """Return a command that does what `python WORDS` does, for a program that starts processes itself.
 
-        It hands its streams and the signals that it gets on, waits, and ends as the process does, which does not outlive
-        it.
+        It hands on its streams and the signals that it gets, and ends as the process does, which does not outlive it.
         """
         return [sys.executable, "-IS", "-c", CLIENT, self._listen(), *words]
 
