@@ -1,11 +1,12 @@
 """Who presses Ctrl-C ends a program as any other: by KeyboardInterrupt, on trio too, which wraps it in a group."""
 
-import subprocess
-import sys
+import os
 
 import pytest
 
-from tests.support.checks import HANG_S
+from tests.support.warm_python import WarmPython
+
+PYTHON = WarmPython("-W", "error")
 
 PROGRAM = """
 import os, signal, sys
@@ -50,8 +51,7 @@ except KeyboardInterrupt as error:
 
 
 @pytest.mark.parametrize("what", ["run", "worker", "stream", "below"])
-def test_ctrl_c_is_a_keyboard_interrupt(what, anyio_backend_name):
+def test_ctrl_c_is_a_keyboard_interrupt(what, anyio_backend_name, tmp_path):
     """Whatever is under way: `except KeyboardInterrupt` would pass a group by."""
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, what, anyio_backend_name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("KeyboardInterrupt\n", "", 0)
+    words = ("-c", PROGRAM, what, anyio_backend_name)
+    assert PYTHON.run(words, tmp_path, dict(os.environ)) == (0, "KeyboardInterrupt\n", "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 
 import pytest
 
@@ -27,6 +26,7 @@ from agentfsm.ports import Lease
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import Wrapped, names, sound
 from tests.support.failing_stores import CrashingStore, WorkerKilled
+from tests.support.warm_python import PLAIN
 
 
 class Haunted(Wrapped):
@@ -231,12 +231,10 @@ def test_workers_that_really_die_are_counted_by_turn(tmp_path, deaths, ending):
     (tmp_path / "deaths").write_text(deaths)
     codes, said = [], ""
     while not said:
-        done = subprocess.run(
-            [sys.executable, "-c", WORKER, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert (done.returncode, done.stderr) in {(0, ""), (9, "")}
-        codes.append(done.returncode)
-        said = done.stdout.strip()
+        code, out, errors = PLAIN.run(("-c", WORKER, str(tmp_path)), tmp_path, dict(os.environ))
+        assert (code, errors) in {(0, ""), (9, "")}
+        codes.append(code)
+        said = out.strip()
     assert (said, codes) == (ending, [9, 9, 0])
 
 

@@ -15,10 +15,9 @@ import pytest
 from agentfsm import MisuseError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.models.sdk import read_transport_failure
-from tests.support.warm_python import WARM_UP, WarmPython
+from tests.support.warm_python import PLAIN, WARM_UP, WarmPython
 
-# It has not imported what is to be missing.
-PLAIN = WarmPython()
+# The plain one has not imported what is to be missing.
 WITH_VENDORS = WarmPython(
     warm_up=f"{WARM_UP}\nimport anthropic, openai, agentfsm.models.anthropic, agentfsm.models.openai"
 )

@@ -199,6 +199,7 @@ class WarmPython:
             return self._address
 
 
+PLAIN = WarmPython()
 # For servers and clients of MCP, whose package takes a second to import.
 WITH_MCP = """
 import mcp.server.mcpserver, mcp.server.runner, mcp.shared.exceptions, mcp.types, uvicorn
