@@ -25,7 +25,6 @@ from agentfsm._lib.fairness import StepThrottle
 from agentfsm.agents import extras
 from agentfsm.agents.agent_controls import AgentControls
 from agentfsm.agents.agent_starts import AgentStarts, StartOptions, check_option_names
-from agentfsm.agents.runnable_agent import DEFAULT_TIMEOUT_S, DEFAULT_TURNS
 from agentfsm.agents.validation import check_run
 from agentfsm.core.errors import LeaseHeldError, MisuseError
 from agentfsm.core.run import A_co, Run
@@ -364,8 +363,9 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
         description: str | None = None,
         parameters: Mapping[str, JSON] | None = None,
         prompt: Callable[[Arguments], str] | None = None,
-        turns: int = DEFAULT_TURNS,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        turns: int | None = None,
+        timeout_s: float | None = None,
+        background: bool = False,
         **options: Unpack[ToolDeclarations],
     ) -> Tool[..., Any]:
         """Return a tool that calls this agent, for another agent: `Agent(..., tools=[researcher.as_tool()])`.
@@ -378,8 +378,13 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             description: Description of the tool for the caller's model: when to call it.
             parameters: JSON Schema of the arguments; by default one string, `query`, and for a flow its inputs.
             prompt: Function that builds the agent's first message from the arguments; by default they are sent as JSON.
-            turns: Maximum number of model replies, 1 or more; after that the call returns the work done so far.
-            timeout_s: Maximum duration in seconds, above 0; after that the call returns the work done so far.
+            turns: Maximum number of model replies, 1 or more; after that the call returns the work done so far. None:
+                3, and for a background run those of this agent's `limits`.
+            timeout_s: Maximum duration in seconds, above 0; after that the call returns the work done so far. None: 30,
+                and for a background run the seconds of this agent's `limits`.
+            background: Whether the work goes on in the background: the call returns the id of the run at once, and the
+                caller's model reads the result as a message once it is there. The caller ends after its background
+                runs.
             **options: Further declarations, as for `tool`.
 
         Raises:
@@ -395,6 +400,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             prompt=prompt,
             turns=turns,
             timeout_s=timeout_s,
+            background=background,
             **options,
         )
 

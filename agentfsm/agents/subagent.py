@@ -24,7 +24,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import child_run_id
-from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.core.validation import BOOL, COUNT, SECONDS
 from agentfsm.engine.execution.child_runs import (
     build_final_result,
     build_unresponsive_result,
@@ -67,8 +67,9 @@ def make_agent_tool(
     description: str | None = None,
     parameters: Mapping[str, JSON] | None = None,
     prompt: BuildPrompt | None = None,
-    turns: int = DEFAULT_TURNS,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    turns: int | None = None,
+    timeout_s: float | None = None,
+    background: bool = False,
     accepts_partial: bool = True,
     **options: Any,
 ) -> Tool[..., Any]:
@@ -76,6 +77,11 @@ def make_agent_tool(
 
     With `accepts_partial=False`, the call of an agent that reached a limit fails, also if it has a partial result.
     """
+    BOOL.check("as_tool", "background", background)
+    if turns is None:
+        turns = agent.limits.turns if background else DEFAULT_TURNS
+    if timeout_s is None:
+        timeout_s = agent.limits.seconds if background else DEFAULT_TIMEOUT_S
     COUNT.check("as_tool", "turns", turns)
     SECONDS.check("as_tool", "timeout_s", timeout_s)
     if derived := {"read_only", "idempotent", "on_unknown", "kind", "grace_s"} & options.keys():
@@ -83,7 +89,7 @@ def make_agent_tool(
     config = agent.driver.config
     config.model.prepare()  # it may block, so not in the event loop of the parent run
     agent.driver.check_price()
-    child = _SubagentTool(agent, prompt, turns, timeout_s, accepts_partial=accepts_partial)
+    child = _SubagentTool(agent, prompt, turns, timeout_s, accepts_partial=accepts_partial, background=background)
     if parameters is None and prompt is None and config.planner is not None:
         parameters = config.planner.input_schema
     tools = list(config.registry)
@@ -94,23 +100,33 @@ def make_agent_tool(
         level = max([tool.permission for tool in tools], default=Level.READ)
         is_safe = all(tool.concurrency_safe is True for tool in tools)
     options.setdefault("permission", level)
-    options.setdefault("concurrency_safe", is_safe)
+    options.setdefault("concurrency_safe", is_safe or background)
+    description = description if description is not None else f"Ask the agent {agent.name}."
     made = make_tool(
         child.ask if parameters is None else child.call,
         name=name or agent.name,
-        description=description if description is not None else f"Ask the agent {agent.name}.",
+        description=f"{description} {_BACKGROUND_HINT}" if background else description,
         parameters=parameters,
         kind=ToolKind.AGENT,
         read_only=read_only,
         idempotent=True,
-        timeout_s=timeout_s,
+        timeout_s=DEFAULT_TIMEOUT_S if background else timeout_s,
         grace_s=GRACE_S,
+        background=background,
         **options,
     )
     made.inner_agent = child
     return made
 
 
+_BACKGROUND_HINT: Final = (
+    "It works in the background: the call returns at once with the id of the run, and the result comes later as a "
+    "message. Go on with other work meanwhile, or call `wait`."
+)
+_BEGUN: Final = (
+    "begun in the background as run {id}. Its result comes as a message once it has ended: go on with other work, or "
+    "wait. You have to do nothing for it."
+)
 # The arguments of a goal are those of its step, which was validated with its plan.
 _GOAL_SCHEMA: Final[Mapping[str, JSON]] = {
     "type": "object",
@@ -191,6 +207,9 @@ class _SubagentTool:
     accepts_partial: bool = True
     """Whether the call succeeds if the child run reached a limit but has a partial result."""
 
+    background: bool = False
+    """Whether the child run goes on in the background after the call."""
+
     async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
         """Let the agent answer a question, and return the result.
 
@@ -214,11 +233,24 @@ class _SubagentTool:
         if self.vary is not None and parent is not None:
             agent = self.vary(agent, parent, Arguments(**arguments))
         call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial)
+        if self.background and parent is not None:
+            prompt = self._write_prompt(arguments)
+            return await call.begin_in_background(prompt if known is None else known)
         if known is not None:
             return await call.run(known)
+        return await call.run(self._write_prompt(arguments))
+
+    def _write_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is None:
-            return await call.run(json.dumps(arguments, ensure_ascii=False, indent=2))
-        return await call.run(self.prompt(Arguments(**arguments)))
+            return json.dumps(arguments, ensure_ascii=False, indent=2)
+        return self.prompt(Arguments(**arguments))
+
+    async def drive_run(self, context: RunContext[Any]) -> ToolReturn:
+        """Execute the child run of a background call until it is over or waits; return what it did."""
+        parent: Parent = context.parent
+        run = await load_child_run(parent.store, context.run_id, context.call_id)
+        agent = self._build_variant(context, parent)
+        return await _SubagentCall(agent, context, parent, accepts_partial=self.accepts_partial).run(run)
 
     def hash_agent(self, seen: tuple[object, ...]) -> str:
         """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""
@@ -311,6 +343,17 @@ class _SubagentCall:
         if run.state is State.DONE or self.accepts_partial or result.outcome is not Outcome.DONE:
             return result
         return attrs.evolve(result, outcome=Outcome.FAILED, error_type=ErrorType.AGENT)
+
+    async def begin_in_background(self, message: str | Run) -> ToolReturn:
+        """Create the child run in the store, unless an earlier attempt has, and return its id for the model."""
+        if not isinstance(message, Run):
+            try:
+                await self.agent.submit(self._begin(message), deps=self.ctx.deps)
+            except ConflictError:
+                assert self.parent is not None  # as the caller has checked  # noqa: S101
+                if not await has_child_run(self.parent.store, self.ctx.run_id, self.ctx.call_id):
+                    raise
+        return ToolReturn(outcome=Outcome.DONE, content=_BEGUN.format(id=self.ctx.call_id), background=True)
 
     def _begin(self, message: str) -> Run:
         ctx, parent = self.ctx, self.parent

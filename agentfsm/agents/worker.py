@@ -455,4 +455,5 @@ def _has_moved_on(before: Run[Any], run: Run[Any]) -> bool:
         or run.messages is not before.messages
         or run.open is not before.open
         or run.paused is not before.paused
+        or run.background is not before.background
     )

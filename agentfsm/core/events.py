@@ -658,6 +658,20 @@ class Failed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ChildReported(Event):
+    """A background run has ended, or it can go on only after something comes from outside."""
+
+    call_id: str
+    """Id of the call that began it."""
+
+    pending: tuple[Pending, ...] = ()
+    """Things that it waits for; empty if it has ended."""
+
+    result: ToolResult | None = None
+    """Result of its work; None if it has not ended."""
+
+
+@attrs.frozen(kw_only=True)
 class Paused(Event):
     """The run is paused between two steps until it is resumed."""
 
@@ -708,6 +722,7 @@ EVENTS: tuple[type[Event], ...] = (
     ApprovalAsked,
     ApprovalGiven,
     ToolsReturned,
+    ChildReported,
     Judged,
     Continued,
     Accepted,

@@ -41,6 +41,7 @@ class State(StrEnum):
 TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
     State.OBSERVE: MappingProxyType({
         e.Observed:      State.THINK,
+        e.ChildReported: State.OBSERVE,
         e.Paused:        State.OBSERVE,
         e.Resumed:       State.OBSERVE,
         e.LimitReached:  State.THINK,
@@ -59,6 +60,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Planned:       State.ACT,
         e.StepsReady:    State.ACT,
         e.PlanDropped:   State.THINK,
+        e.ChildReported: State.THINK,
         e.Paused:        State.THINK,
         e.Resumed:       State.THINK,
         e.LimitReached:  State.THINK,
@@ -77,6 +79,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.StepsReady:    State.ACT,
         e.AttemptFailed: State.ACT,
         e.ToolsReturned: State.REFLECT,
+        e.ChildReported: State.ACT,
         e.Paused:        State.ACT,
         e.Resumed:       State.ACT,
         e.LimitReached:  State.THINK,
@@ -87,6 +90,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.AttemptFailed: State.REFLECT,
         e.Continued:     State.OBSERVE,
         e.Accepted:      State.DONE,
+        e.ChildReported: State.REFLECT,
         e.Paused:        State.REFLECT,
         e.Resumed:       State.REFLECT,
         e.LimitReached:  State.THINK,

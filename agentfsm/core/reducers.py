@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.background import BackgroundRun
 from agentfsm.core.calls import (
     ERROR_OUTCOMES,
     UNDECIDED_PHASES,
@@ -32,7 +33,7 @@ from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_profile_note, build_recall_note
 from agentfsm.core.run_fields import FENCE_MESSAGE, FORGOTTEN_AFTER_S, RunFields, find_open_call_index
-from agentfsm.core.usage import TierChoice
+from agentfsm.core.usage import AgentCost, TierChoice
 
 Changes = dict[str, Any]
 # Events that change only an open call.
@@ -68,10 +69,13 @@ def apply_event(run: RunFields, event: e.Event) -> None:
 
 def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     history = run.messages or _initial_history(run)
+    told = _tell_results(run) if run.background else {}
+    if told:
+        history = history.with_appended(*told.pop("notes"))
     if not event.inputs:
-        return {"messages": history}
+        return {"messages": history, **told}
     messages = history.with_appended(*[item.message for item in event.inputs])
-    changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+    changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0, **told}
     if any(item.kind is InputKind.USER for item in event.inputs):
         changes["is_recalled"] = False
     if run.plan is not None:
@@ -90,6 +94,19 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
             known = changes.get("labels", run.labels)
             changes["labels"] = _add_labels(run, labels, name=item.kind, known=known)
     return changes
+
+
+def _tell_results(run: RunFields) -> Changes:
+    """Return the results of background runs that the model is told now, as `notes`, and the other changes."""
+    if not (news := run.untold_background):
+        return {}
+    is_marked = not run.has_fenced and any(each.result is not None and each.result.fence for each in news)
+    told = {each.call.id: attrs.evolve(each, is_told=True) for each in news}
+    return {
+        "notes": [each.note for each in news] + ([FENCE_MESSAGE] if is_marked else []),
+        "background": {**run.background, **told},
+        "has_fenced": run.has_fenced or is_marked,
+    }
 
 
 def _add_labels(
@@ -353,11 +370,11 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
         changes["has_cut"] = True
     if result.outcome is not Outcome.SKIPPED and result.tool not in ENGINE_TOOLS:
         changes["tool_call_count"] = run.tool_call_count + 1
+    if result.background:
+        changes["background"] = {**run.background, result.call_id: BackgroundRun(call=was.call)}
     if result.child is not None:
-        changes["usage"] = run.usage + result.child.usage
-        changes["tool_call_count"] = run.tool_call_count + 1 + result.child.calls
-        if result.child.counted:
-            changes["counted"] = add_counts(run.counted, Counter(result.child.counted))
+        changes |= _count_child(run, result.child)
+        changes["tool_call_count"] += 1
     for spending in result.spent:
         changes["usage"] = changes.get("usage", run.usage) + spending.usage
     if result.labels:
@@ -367,6 +384,31 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     if run.reply is None and run.plan is not None and (plan := accepted_plan(entries[index])) is not None:
         forward = run.plan.forward if run.plan.kind is PlanKind.COMPENSATION else plan
         changes["plan"] = attrs.evolve(run.plan, plan=plan, forward=forward)
+    return changes
+
+
+def _count_child(run: RunFields, child: AgentCost) -> Changes:
+    """Return what the work of a child run adds to the figures of the run."""
+    changes: Changes = {"usage": run.usage + child.usage, "tool_call_count": run.tool_call_count + child.calls}
+    if child.counted:
+        changes["counted"] = add_counts(run.counted, Counter(child.counted))
+    return changes
+
+
+def _reduce_child_reported(run: RunFields, event: e.ChildReported) -> Changes:
+    before, result = run.background.get(event.call_id), event.result
+    if before is None or before.result is not None:
+        raise MisuseError(f"ChildReported does not fit run {run.id}: call {event.call_id} has no open background run")
+    after = attrs.evolve(before, pending=event.pending, result=result)
+    changes: Changes = {"background": {**run.background, event.call_id: after}}
+    if result is None:
+        return changes
+    if result.child is not None:
+        changes |= _count_child(run, result.child)
+    if result.labels:
+        changes["labels"] = _add_labels(run, result.labels, name=result.tool, call_id=result.call_id)
+    if result.cut is not None:
+        changes["has_cut"] = True
     return changes
 
 
@@ -531,7 +573,13 @@ def _reduce_resumed(run: RunFields, event: e.Resumed) -> Changes:
         changes["reply"] = attrs.evolve(run.reply, calls=tuple([entry.call for entry in entries]))
     if run.plan is not None:
         changes["plan"] = rename_tools(run.plan, names, entries)
+    if run.background:
+        changes["background"] = {key: _rename_background(each, names) for key, each in run.background.items()}
     return changes
+
+
+def _rename_background(each: BackgroundRun, names: Mapping[str, str]) -> BackgroundRun:
+    return attrs.evolve(each, call=attrs.evolve(each.call, name=names.get(each.call.name, each.call.name)))
 
 
 def _rename_call(entry: OpenCall, names: Mapping[str, str]) -> OpenCall:
@@ -633,6 +681,7 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.ApprovalAsked: _reduce_approval_asked,
         e.ApprovalGiven: _reduce_approval_given,
         e.ToolsReturned: _reduce_tools_returned,
+        e.ChildReported: _reduce_child_reported,
         e.Judged: _reduce_judged,
         e.Continued: _reduce_continued,
         e.Accepted: _reduce_accepted,

@@ -87,6 +87,8 @@ class Run(RunFields, Generic[A_co]):
         )
         if self.asks:
             waits = (Pending(kind=PendingKind.INPUT, run_id=self.id, description=self.asks),)
+        if self.background:
+            waits += tuple([item for each in self.open_background for item in each.pending])
         return waits if self.paused is None else (self.paused, *waits)
 
     def __repr__(self) -> str:
@@ -279,8 +281,16 @@ def _act_effect(run: Run[Any]) -> Effect:
 def _reflect_effect(run: Run[Any]) -> Effect:
     last = run.messages[-1]
     if isinstance(last, AssistantMessage):
+        if run.background and not last.paused and _only_people_help(run):
+            return Wait(pending=run.pending)
         return _REFLECT_ON_PAUSE if last.paused else Reflect(draft=last.text, verdict=run.verdict)
     return _REFLECT_ON_RESULTS if run.verdict is None else Reflect(draft=None, verdict=run.verdict)
+
+
+def _only_people_help(run: Run[Any]) -> bool:
+    """Return whether the end of the run waits for background runs, and all of these wait for something from outside."""
+    left = run.open_background
+    return bool(left) and all(each.pending for each in left) and not run.untold_background
 
 
 _READ_INBOX: Final = ReadInbox()

@@ -147,7 +147,9 @@ def list_spending(event: e.Event) -> tuple[Spending, ...]:
 
     The model is empty for the agent's own. The usage of the run of a sub-agent is one part, under `Purpose.AGENT`.
     """
-    if isinstance(event, e.ToolFinished):
+    if isinstance(event, e.ToolFinished | e.ChildReported):
+        if event.result is None:
+            return ()
         child = event.result.child
         below = () if child is None else (Spending(purpose=Purpose.AGENT, usage=child.usage),)
         return (*below, *event.result.spent)

@@ -7,6 +7,7 @@ from typing import Final
 
 import attrs
 
+from agentfsm.core.background import BackgroundRun
 from agentfsm.core.calls import FailureRecord, OpenCall, parse_index
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerSource, LimitReached, Verdict
@@ -85,6 +86,9 @@ class RunFields(Value):
 
     open: tuple[OpenCall, ...] = ()
     """Calls of `reply`, in call order; without a reply, those of the plan, in the order in which they became ready."""
+
+    background: Mapping[str, BackgroundRun] = attrs.field(factory=dict)
+    """Background runs that its calls have begun, by the id of the call."""
 
     plan: PlanProgress | None = None
     """Plans of the run, and the closed calls of their steps; None if none was made."""
@@ -218,6 +222,16 @@ class RunFields(Value):
             shown += (*self.messages[start:index], note)
             start = index
         return (*shown, *self.messages[start:])
+
+    @property
+    def open_background(self) -> tuple[BackgroundRun, ...]:
+        """Background runs that have not ended, as far as the run knows."""
+        return tuple([each for each in self.background.values() if each.result is None])
+
+    @property
+    def untold_background(self) -> tuple[BackgroundRun, ...]:
+        """Background runs that have ended, and whose results the model has not been told yet."""
+        return tuple([each for each in self.background.values() if each.result is not None and not each.is_told])
 
     @property
     def hidden_work(self) -> str:

@@ -20,6 +20,7 @@ from agentfsm.core.value import Value
 from agentfsm.engine.deciders import (
     answer_cache,
     approvals,
+    background,
     cost,
     guards,
     judge,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from agentfsm.core import events as e
     from agentfsm.core.effects import Reflect
     from agentfsm.core.errors import ModelError
-    from agentfsm.core.messages import ToolCall
+    from agentfsm.core.messages import ToolCall, ToolResult
     from agentfsm.core.run import Run
     from agentfsm.core.usage import Usage
     from agentfsm.engine.execution.config import EngineConfig
@@ -85,6 +86,8 @@ OnReadySteps: TypeAlias = "Callable[[OpenCalls, Sequence[ToolCall]], Sequence[To
 BeforeStart: TypeAlias = "Callable[[OpenCalls, ToolCall, Tool[..., Any], BoundArguments], CallOutcome | None]"
 # With the result of a call, however it came: changes it.
 OnResult: TypeAlias = "Callable[[Execution, EndedCall], None]"
+# With the result of a background run: the result as it is committed.
+OnChildResult: TypeAlias = "Callable[[Execution, ToolResult], ToolResult]"
 # After that, for a call that costs money: the refusal, or None.
 ReserveStart: TypeAlias = "Callable[[Execution, CallLedger, ToolCall, Tool[..., Any]], Awaitable[CallOutcome | None]]"
 # When a call ends, pauses or is cut off: gives back what was reserved for it. The usage is None if it is not known.
@@ -129,6 +132,7 @@ class Line(Value):
 
     review_results: tuple[Review, ...]
     review_draft: tuple[Review, ...]
+    on_child_result: tuple[OnChildResult, ...]
     on_exit: tuple[Callable[[Execution], Awaitable[None]], ...]
     """What is done when an execution ends, however it ends."""
 
@@ -149,6 +153,7 @@ def build_line(execution: Execution) -> Line:
     It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`.
     """
     config, run, has_spend = execution.config, execution.journal.run, execution.budget.spend is not None
+    has_background = bool(config.registry.background_tools or run.background)
     has_plans, has_reminder = config.planner is not None or run.plan is not None, bool(config.reminder or run.reminder)
     key = (
         config.registry.version,
@@ -158,6 +163,7 @@ def build_line(execution: Execution) -> Line:
         bool(run.open),
         bool(run.verdict),
         has_spend,
+        has_background,
     )
     known: Line | None = config.lines.get(key)
     if known is not None:
@@ -202,7 +208,7 @@ def build_line(execution: Execution) -> Line:
         secrets=_used((guards.list_secrets, has_guards)),
         holds_calls=_used((plans.holds_calls, has_plans)),
         holds_texts=filters_texts,
-        must_review=_used((_always, config.reviews_answers), (labels.has_read_data, has_guards)),
+        must_review=_used((_always, config.reviews_answers or has_background), (labels.has_read_data, has_guards)),
         open_calls=_used(
             (limits.admit_calls, True),
             (guards.decide_on_calls, has_guards),
@@ -235,11 +241,13 @@ def build_line(execution: Execution) -> Line:
             (judge.ask_judge, has_judge),
         ),
         review_draft=_used(
+            (background.await_runs, has_background),
             (labels.review_draft, has_guards),
             (judge.apply_verdict, has_judge or run.verdict),
             (output.check_draft, has_output),
             (judge.ask_judge, has_judge),
         ),
+        on_child_result=_used((labels.withhold_from_child, has_guards), (labels.fence_child, has_guards)),
         on_exit=_used((spend.flush, has_spend)),
         describe_wait=_used((spend.describe_wait, has_spend)),
         after_results=loops.note_equal_calls,

@@ -87,3 +87,11 @@ async def check_program(config: EngineConfig, store: Store, run: Run[Any], renam
             )
         if tool is not None and entry.attempts and tool.inner_agent is not None:
             await tool.inner_agent.check_run(store, run.id, call.id, renamed)
+    for each in run.open_background:
+        tool = config.find_tool(each.call.name)
+        if tool is None or tool.inner_agent is None:
+            raise IncompatibleProgramError(
+                f"run {run.id!r} has a background run of the tool {each.call.name!r} ({each.call.id}), which this "
+                f"agent does not have: resume it with an agent that has it, or cancel it; {_NOTHING_CHANGED}"
+            )
+        await tool.inner_agent.check_run(store, run.id, each.call.id, renamed)

@@ -23,9 +23,9 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
+from agentfsm.engine.execution.background import end_background, open_background
 from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit
 from agentfsm.engine.line import build_line
@@ -35,6 +35,8 @@ from agentfsm.engine.stop_requests import build_usage_events, cancel_run, end_ch
 from agentfsm.engine.think import think
 from agentfsm.engine.tool_calls.host import ToolCalls
 
+# Events that end a run.
+_ENDS: Final = (e.AnswerGiven, e.Accepted, e.Failed)
 # States before which a step passes the throttle of the event loop; steps in other states are short.
 _THROTTLED_STATES: Final = frozenset({State.THINK, State.ACT})
 
@@ -42,11 +44,13 @@ _THROTTLED_STATES: Final = frozenset({State.THINK, State.ACT})
 async def _wait(execution: Execution, effect: Wait, calls: ToolCalls) -> StepOutcome | None:
     """Check whether the item that the run waits for has come. A pause ends only when the run is resumed."""
     run = execution.journal.run
-    if run.paused is None and not run.asks:
+    if run.paused is None and run.state is State.ACT:
         await act(execution, effect, calls)
         return None
     rows = await execution.journal.read_inbox()  # they count as read: no worker is woken for them again
     if run.paused is None and any(isinstance(row.item, Input) for row in rows):
+        if run.state is State.REFLECT:  # the end of the run waits for background runs
+            return StepOutcome((e.Continued(),))
         return await observe(execution, ReadInbox(), calls)
     return None
 
@@ -71,19 +75,28 @@ async def step(execution: Execution, calls: ToolCalls) -> None:
         outcome = await find_requested_stop(execution, await journal.read_inbox())
     if outcome is None and (effect := journal.run.effect) is not None:
         outcome = await HANDLERS[type(effect)](execution, effect, calls)
-    if outcome is None:
+    if outcome is None or not outcome.events:
         return
-    if outcome.otherwise is None and outcome.scope is None:
+    if outcome.otherwise is None and outcome.scope is None and not journal.run.background:
         journal.commit(*outcome.events, taken=outcome.taken)
     else:
-        await _commit(journal, outcome)
+        await _commit(execution, outcome)
 
 
-async def _commit(journal: Journal, outcome: StepOutcome) -> None:
-    """Commit an outcome in its scope. If new input forestalls the end of the run, commit the alternative instead."""
+async def _commit(execution: Execution, outcome: StepOutcome) -> None:
+    """Commit an outcome in its scope. If new input forestalls the end of the run, commit the alternative instead.
+
+    Background runs that are left at the end of the run are cancelled.
+    """
     if outcome.scope is not None:
         async with outcome.scope:
-            return await _commit(journal, outcome._replace(scope=None))
+            return await _commit(execution, outcome._replace(scope=None))
+    journal = execution.journal
+    if journal.run.background and journal.run.open_background and isinstance(outcome.events[-1], _ENDS):
+        if outcome.otherwise is not None:  # an answer, which is a draft until they have ended
+            return await _commit(execution, await outcome.otherwise())
+        reports = await end_background(execution)
+        outcome = outcome._replace(events=(*outcome.events[:-1], *reports, outcome.events[-1]))
     while outcome.otherwise is not None:
         if await journal.try_commit_final(*outcome.events, taken=outcome.taken):
             return None
@@ -94,16 +107,21 @@ async def _commit(journal: Journal, outcome: StepOutcome) -> None:
 async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
     """Perform steps until the run is over or waits, within the active time that its limits leave."""
     limits, journal = execution.config.limits, execution.journal
-    if journal.run.open:
+    if journal.run.open or journal.run.background:
         await load_child_spending(execution)
     is_suspect = journal.lease.crashes >= limits.crashes and not journal.lease.cancelled
     if is_suspect and journal.run.paused is None and not journal.run.is_over:
-        await _commit(journal, _park(execution))
+        await _commit(execution, _park(execution))
         return await journal.flush()
     calls = ToolCalls(execution, build_line(execution))
     try:
-        while await _run_until_limit(execution, calls, throttle):
-            pass
+        if execution.config.registry.background_tools or journal.run.background:
+            async with open_background(execution, calls.line):
+                while await _run_until_limit(execution, calls, throttle):
+                    pass
+        else:
+            while await _run_until_limit(execution, calls, throttle):
+                pass
     except BaseException:
         if not journal.lease.lost and (paid := build_usage_events(execution)):  # also if the run is resumed
             journal.commit(*paid)
@@ -120,7 +138,7 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
     The last answer has its own deadline.
     """
     limits, journal = execution.config.limits, execution.journal
-    once, drain = execution.options.once, execution.options.drain
+    once, drain, background = execution.options.once, execution.options.drain, execution.background
     reached = journal.run.limit_reached
     left_s = limits.seconds - journal.run.duration_s
     if execution.config.last_answer and reached is None:
@@ -138,10 +156,12 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
                     await step(execution, calls)
                 finally:
                     drain.leave()
+            if background is not None and await background.advance(is_blocked=journal.run is before):
+                continue
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
-        await _commit(journal, await _interrupt(execution, calls))
+        await _commit(execution, await _interrupt(execution, calls))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 

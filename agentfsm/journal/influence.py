@@ -18,7 +18,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.errors import FourEyesError, RunNotFoundError
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Outcome
+from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.core.pending import BARE_REJECTION
 from agentfsm.core.run_ids import build_inner_id, child_run_id
 from agentfsm.core.value import Value
@@ -231,6 +231,8 @@ def _list_deeds(
                     agents.append(result.call_id)
                 if event.by and not (result.outcome is Outcome.REJECTED and result.content.startswith(BARE_REJECTION)):
                     add(event.by, "rejected" if result.outcome is Outcome.REJECTED else "settled", result.call_id)
+            case e.ChildReported(result=ToolResult(child=child)) if child is not None and not is_written:
+                agents.append(event.call_id)
             case e.Failed(reason=StopReason.CANCELLED, message=message):
                 # "cancelled by NAME: REASON", which a run above may read. Both may have a colon.
                 head = "cancelled by " if message.startswith("cancelled by ") else "cancelled"

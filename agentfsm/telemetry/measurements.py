@@ -349,7 +349,7 @@ class _RunMeter:
 
     def _measure_event(self, before: Run[Any], event: e.Event) -> Iterator[Measurement]:
         model = getattr(event, "model", "") or self._own_model()
-        for part in () if isinstance(event, e.ToolFinished) else list_spending(event):
+        for part in () if isinstance(event, e.ToolFinished | e.ChildReported) else list_spending(event):
             yield from self._measure_usage(part.usage, part.model or model, event.at)
         match event:
             case e.AnswerGiven() | e.AnswerDrafted() if event.answered_from is not None:

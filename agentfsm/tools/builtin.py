@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm.core.errors import ModelRetry
-from agentfsm.core.labels import Level
+from agentfsm.core.inbox import Cancel, Input
+from agentfsm.core.labels import Label, Level
+from agentfsm.core.messages import TextPart
 from agentfsm.core.notes import MAX_KEY_CHARS, MAX_NOTE_CHARS, NOTE_TOOL
 from agentfsm.core.pending import PendingKind
 from agentfsm.tools.run_context import RunContext
@@ -142,6 +145,53 @@ def _wait(seconds: float, reason: str) -> str:
         reason: Reason for the wait, for people who look at the run.
     """
     raise AssertionError(seconds, reason)  # external tools are never called
+
+
+@cache
+def message_run() -> Tool[..., Any]:
+    """Return the tool with which a model sends a message to a background run."""
+    return make_tool(_message_run, name="message_run", **_OF_BACKGROUND)
+
+
+@cache
+def cancel_run() -> Tool[..., Any]:
+    """Return the tool with which a model cancels a background run."""
+    return make_tool(_cancel_run, name="cancel_run", **_OF_BACKGROUND)
+
+
+_OF_BACKGROUND: Final[Mapping[str, Any]] = {
+    "idempotent": True,
+    "reads_untrusted": False,
+    "permission": Level.READ,
+    "harmless": "it reaches only runs that this run has begun",
+}
+
+
+async def _message_run(ctx: RunContext[Any], run: str, text: str) -> str:
+    """Send a message to a background run, which reads it before it ends, and answers in its result.
+
+    Args:
+        ctx: Context of the call.
+        run: Id of the background run, such as "t1.0".
+        text: The message.
+    """
+    if ctx.post_to_child is None:
+        raise ModelRetry("this run has no background runs")
+    labels = (*ctx.labels, Label.USER_DATA)  # a model has written it: it is no order of the user
+    return await ctx.post_to_child(run, Input(parts=(TextPart(text=text),), labels=labels))
+
+
+async def _cancel_run(ctx: RunContext[Any], run: str, reason: str) -> str:
+    """Cancel a background run. What it has done until then comes as a message.
+
+    Args:
+        ctx: Context of the call.
+        run: Id of the background run, such as "t1.0".
+        reason: Reason, for people who look at the run.
+    """
+    if ctx.post_to_child is None:
+        raise ModelRetry("this run has no background runs")
+    return await ctx.post_to_child(run, Cancel(by="its caller", message=reason))
 
 
 def asks_only(tool: Tool[..., Any]) -> bool:

@@ -15,6 +15,7 @@ from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.labels import Level, ToolKind, matches_tool
 from agentfsm.ports.model import ToolDefinition
+from agentfsm.tools.builtin import cancel_run, message_run, wait
 from agentfsm.tools.lint import Finding
 from agentfsm.tools.lint import lint_tools as check_tools
 from agentfsm.tools.tool import NAME_CHARS, Tool, make_tool
@@ -125,6 +126,9 @@ class ToolRegistry:
 
     conditional_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools with an `enabled` condition."""
+
+    background_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    """Names of the tools whose work goes on in the background."""
 
     agent_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools that call an agent."""
@@ -249,6 +253,11 @@ class ToolRegistry:
         self.conditional_tools |= {added.name} if added.enabled is not True else set()
         self.agent_tools |= {added.name} if added.inner_agent is not None else set()
         self.prerequisite_tools |= set(added.after)
+        if added.background:
+            self.background_tools |= {added.name}
+            for each in (wait(), message_run(), cancel_run()):
+                if each.name not in self._tools:
+                    self.register(each)
         self.version += 1
         return added
 
@@ -271,6 +280,7 @@ class ToolRegistry:
         self.eager_tools -= {name}
         self.conditional_tools -= {name}
         self.agent_tools -= {name}
+        self.background_tools -= {name}
         self.prerequisite_tools = frozenset(other for each in self for other in each.after)
         self.version += 1
         return removed

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.calls import Inquiry
+from agentfsm.core.inbox import InboxItem
 from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
 from agentfsm.core.pending import Pending, Question
@@ -112,6 +113,11 @@ class RunContext(Generic[D]):
 
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
     """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
+
+    post_to_child: Callable[[str, InboxItem], Awaitable[str]] | None = attrs.field(default=None, repr=False)
+    """Function that sends an item to a background run of the run, by the id of its call, and returns what became of it;
+    None if the agent has no background tools.
+    """
 
     on_cost: Callable[[float], None] | None = attrs.field(default=None, repr=False)
     """Callback for the costs that the tool reports. None if no run is behind the call."""
@@ -224,6 +230,9 @@ class ToolReturn(Value):
 
     labels: tuple[Label, ...] = ()
     """Labels of the result, beside those that the tool declares."""
+
+    background: bool = False
+    """Whether the call has begun a run that goes on in the background, and whose result comes later."""
 
 
 class CallPaused(Exception):  # noqa: N818  not an error: the call continues later

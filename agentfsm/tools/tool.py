@@ -108,6 +108,19 @@ class InnerAgent(Protocol):
         """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
         ...
 
+    async def drive_run(self, context: RunContext[Any]) -> ToolReturn:
+        """Execute the child run of a background call until it is over or waits; return what it did.
+
+        Args:
+            context: Context of the call that began it.
+
+        Raises:
+            CallPaused: when it waits for external input.
+            RunNotFoundError: if the store does not have it.
+            LeaseHeldError: if another owner has its lease.
+        """
+        ...
+
     def hash_agent(self, seen: tuple[object, ...]) -> str:
         """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""
         ...
@@ -359,6 +372,11 @@ class Tool(_ToolCache, Generic[P, R]):
 
     inner_agent: InnerAgent | None = None
     """The agent that the tool calls; None for a function."""
+
+    background: bool = False
+    """Whether the work of a call goes on in the background: the call returns the id of its run at once, and the result
+    comes later as a message.
+    """
 
     start_rule: StartRule | None = None
     """Decides before each start of a call, given the context and the arguments; None: nothing is decided."""

@@ -12,15 +12,15 @@ from tests.support.sample_runs import BEFORE, SAMPLES, run_in
 
 # Copied by hand from the architecture, so that a slip in the table is not its own proof.
 DESIGN = """
-OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Failed ERROR
+OBSERVE  Observed THINK  ChildReported OBSERVE  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  AttemptFailed THINK
 THINK    Compacted THINK  ToolsOffered THINK  Reminded THINK  Recalled THINK  Planned ACT  StepsReady ACT
-THINK    PlanDropped THINK  Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
+THINK    PlanDropped THINK  ChildReported THINK  Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
 ACT      Guarded ACT  ToolStarted ACT  ToolCutOff ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT
 ACT      InputGiven ACT  ApprovalAsked ACT  ApprovalGiven ACT  StepsReady ACT  AttemptFailed ACT
-ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  LimitReached THINK  Failed ERROR
-REFLECT  Judged REFLECT  AttemptFailed REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT
-REFLECT  LimitReached THINK  Failed ERROR
+ACT      ToolsReturned REFLECT  ChildReported ACT  Paused ACT  Resumed ACT  LimitReached THINK  Failed ERROR
+REFLECT  Judged REFLECT  AttemptFailed REFLECT  Continued OBSERVE  Accepted DONE  ChildReported REFLECT
+REFLECT  Paused REFLECT  Resumed REFLECT  LimitReached THINK  Failed ERROR
 """
 
 PAIRS = list(product(State, e.EVENTS))

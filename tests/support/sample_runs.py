@@ -21,6 +21,7 @@ from agentfsm import (
     UserMessage,
 )
 from agentfsm.core import events as e
+from agentfsm.core.background import BackgroundRun
 from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Input
 from agentfsm.core.recalled_items import RecalledItem
@@ -133,6 +134,9 @@ GIVEN = e.InputGiven(call_id="t1.0", by="ann", answers={"who": {"name": "Ann"}})
 # The same, of a person who attends the call, which goes on.
 ATTENDED = attrs.evolve(GIVEN, questions=(QUESTION,), state='{"cents": 5}')
 
+# A run that an earlier call has left in the background.
+BEGUN = BackgroundRun(call=call(turn=9, name="research"))
+
 # The fingerprint of an agent that is not what it was.
 CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})
 
@@ -176,6 +180,7 @@ SAMPLES = {
     e.ApprovalAsked: ASKED,
     e.ApprovalGiven: APPROVED,
     e.ToolsReturned: e.ToolsReturned(),
+    e.ChildReported: e.ChildReported(call_id=BEGUN.call.id, pending=(WAITED,)),
     e.Continued: e.Continued(note="go on"),
     e.Accepted: e.Accepted(),
     e.Paused: e.Paused(by="ann"),
@@ -197,7 +202,11 @@ BEFORE = {
 
 
 def run_in(state, before=()) -> Run:
-    """Return a run in the state; in ACT after these events."""
+    """Return a run in the state, with a background run; in ACT after these events."""
+    return attrs.evolve(_run_in(state, before), background={BEGUN.call.id: BEGUN})
+
+
+def _run_in(state, before) -> Run:
     match state:
         case State.OBSERVE:
             return observing()

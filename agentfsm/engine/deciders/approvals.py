@@ -257,7 +257,10 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
     late = any(item.expires_at is not None and now >= item.expires_at for item in journal.run.pending)
     rows = await journal.read_inbox(force=late) if undecided else ()  # a refusal by timeout requires a fresh read
     decisions = {row.item.call_id: row for row in rows if isinstance(row.item, Decision)}
-    return _InboxSnapshot(now, decisions, any(isinstance(row.item, Input) for row in rows))
+    has_input = any(isinstance(row.item, Input) for row in rows)
+    if journal.run.background and journal.run.untold_background:  # OBSERVE tells their results
+        has_input = True
+    return _InboxSnapshot(now, decisions, has_input)
 
 
 # Child runs.

@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.labels import EFFECT_LABELS, Label, join_labels
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolCall
+from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.run_end import fail
 from agentfsm.ports.guards import list_hosted_labels
@@ -94,16 +94,7 @@ def withhold_forbidden(execution: Execution, ended: EndedCall) -> None:
     result = ended.result
     if not result.labels or (refusal := _find_refusal(execution, result.labels)) is None:
         return
-    ended.result = attrs.evolve(
-        result,
-        outcome=Outcome.FAILED,
-        content=f"The call was made, but its result is withheld: {refusal.reason}.",
-        error_type=ErrorType.NOT_PERMITTED,
-        retryable=False,
-        shown_chars=None,
-        parts=(),
-        labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
-    )
+    ended.result = _withhold(result, refusal)
     guarded = execution.journal.run.open_call(result.call_id).guarded
     ended.facts.append(
         e.Guarded(
@@ -117,6 +108,25 @@ def withhold_forbidden(execution: Execution, ended: EndedCall) -> None:
     )
 
 
+def withhold_from_child(execution: Execution, result: ToolResult) -> ToolResult:
+    """Return the result of a background run, without its content if the run must not read it."""
+    refusal = _find_refusal(execution, result.labels) if result.labels else None
+    return result if refusal is None else _withhold(result, refusal)
+
+
+def _withhold(result: ToolResult, refusal: GuardDecision) -> ToolResult:
+    return attrs.evolve(
+        result,
+        outcome=Outcome.FAILED,
+        content=f"The call was made, but its result is withheld: {refusal.reason}.",
+        error_type=ErrorType.NOT_PERMITTED,
+        retryable=False,
+        shown_chars=None,
+        parts=(),
+        labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
+    )
+
+
 # How the model reads it
 
 
@@ -127,5 +137,16 @@ def fence_result(execution: Execution, ended: EndedCall) -> None:
     """
     run, result = execution.journal.run, ended.result
     labels = (Label.UNTRUSTED,) if result.tool == READ_RESULT and run.has_fenced else result.labels
+    ended.result = _fence(execution, result, labels)
+
+
+def fence_child(execution: Execution, result: ToolResult) -> ToolResult:
+    """Return the result of a background run, with the marks between which the model reads it, if a guard wants that."""
+    return _fence(execution, result, result.labels)
+
+
+def _fence(execution: Execution, result: ToolResult, labels: tuple[Label, ...]) -> ToolResult:
+    run = execution.journal.run
     if labels and any(guard.fences(labels) for guard in execution.config.guards):
-        ended.result = attrs.evolve(result, fence=build_fence_mark(run.header.nonce or run.id))
+        return attrs.evolve(result, fence=build_fence_mark(run.header.nonce or run.id))
+    return result

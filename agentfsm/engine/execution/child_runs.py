@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 async def load_child_spending(execution: Execution) -> None:
-    """Add the spending of child runs with open calls to the budget, from their own journals."""
-    journal, below = execution.journal, []
+    """Add the spending of child runs that are not over to the budget, from their own journals."""
+    journal = execution.journal
+    begun = [each.call.id for each in journal.run.open_background]
     for entry in journal.run.open:
         tool = execution.config.find_tool(entry.call.name)
         is_agent = entry.kind is ToolKind.AGENT or (tool is not None and tool.kind is ToolKind.AGENT)
-        if entry.phase is Phase.FINISHED or not is_agent:
-            continue
-        if (spent := await _load_spending(journal.store, journal.run.id, entry.call.id)) is not None:
-            below.append(spent)
-    execution.budget.restore(below)
+        if entry.phase is not Phase.FINISHED and is_agent:
+            begun.append(entry.call.id)
+    below = [await _load_spending(journal.store, journal.run.id, call_id) for call_id in begun]
+    execution.budget.restore([spent for spent in below if spent is not None])
 
 
 async def load_child_run(store: Store, caller: str, call_id: str) -> Run:
@@ -86,6 +86,10 @@ async def _load_spending(store: Store, caller: str, call_id: str) -> RunSpending
             continue  # it is in the usage
         calls += entry.phase is not Phase.INTENDED
         if (below := await _load_spending(store, run.id, entry.call.id)) is not None:
+            usage, calls = usage + below.usage, calls + below.calls
+            counted = add_counts(counted, below.counted)
+    for each in run.open_background:
+        if (below := await _load_spending(store, run.id, each.call.id)) is not None:
             usage, calls = usage + below.usage, calls + below.calls
             counted = add_counts(counted, below.counted)
     return RunSpending(run, usage, calls, counted)

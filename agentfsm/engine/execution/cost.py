@@ -63,7 +63,8 @@ def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:
         model: Model that prices usage without a price in the journal, if it is the run's model.
     """
     entries = run.open if run.plan is None else (*run.plan.closed, *run.open)
-    messages = (*run.messages[run.own_start :], *[entry.result for entry in entries])
+    later = [each.result for each in run.background.values()] if run.background else []
+    messages = (*run.messages[run.own_start :], *[entry.result for entry in entries], *later)
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
     own = _subtract_children(run.usage, children)
     name = (run.fingerprint or run.header.fingerprint).model

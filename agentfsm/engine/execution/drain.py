@@ -21,6 +21,9 @@ class Drain:
     scope: anyio.CancelScope
     """Scope around the execution of the root run, which is cancelled at the end."""
 
+    above: Drain | None = None
+    """Drain of the execution that this one is a part of, which counts the same effects; None if there is none."""
+
     has_begun: bool = attrs.field(default=False, init=False)
     """Whether the execution is to end."""
 
@@ -37,11 +40,15 @@ class Drain:
         if self.has_begun:
             self._end_if_idle()
             await anyio.sleep_forever()
+        if self.above is not None:
+            await self.above.enter()
         self.effects += 1
 
     def leave(self) -> None:
         """Count an effect that has ended."""
         self.effects -= 1
+        if self.above is not None:
+            self.above.leave()
         if self.has_begun:
             self._end_if_idle()
 
@@ -52,7 +59,12 @@ class Drain:
         try:
             yield
         finally:
-            self.effects += 1
+            self._resume()
+
+    def _resume(self) -> None:
+        self.effects += 1
+        if self.above is not None:
+            self.above._resume()  # noqa: SLF001  one of its kind
 
     def _end_if_idle(self) -> None:
         if not self.effects:

@@ -14,13 +14,14 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 
 if TYPE_CHECKING:
+    from agentfsm.engine.execution.background import BackgroundRuns
     from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.engine.execution.run_spend import RunSpend
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class Execution:
-    """Collaborators of one execution. Its fields do not change; ACT keeps its own state in `ToolCalls`."""
+    """Collaborators of one execution. Only `background` is set later; ACT keeps its own state in `ToolCalls`."""
 
     config: EngineConfig
     journal: Journal
@@ -37,6 +38,9 @@ class Execution:
 
     answer_claim: AnswerClaim | None = None
     """Part of the run in the answer cache; None if the agent has no cache."""
+
+    background: BackgroundRuns | None = attrs.field(default=None, init=False)
+    """The background runs; None if the agent has no tools that begin some, and the run has none."""
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: exactly if a vocabulary is loaded, otherwise an estimate."""

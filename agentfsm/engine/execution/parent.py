@@ -11,6 +11,7 @@ from agentfsm.core.value import Value
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
+    from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.store import Clock, Store
@@ -36,3 +37,18 @@ class Parent(Value):
 
     guards: tuple[CallGuard, ...] = ()
     """Guards of the run, which the child run obeys as well."""
+
+
+def build_parent(execution: Execution, options: ExecutionOptions) -> Parent:
+    """Return what the run of an agent gets from the run that calls it."""
+    journal, config = execution.journal, execution.config
+    return Parent(
+        run=journal.run,
+        store=journal.store,
+        clock=journal.clock,
+        budget=execution.budget,
+        depth_limit=config.limits.depth,
+        watch=config.watch,
+        guards=config.guards,
+        options=options,
+    )

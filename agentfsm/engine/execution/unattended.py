@@ -41,6 +41,7 @@ from agentfsm.tools.run_context import ToolReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from agentfsm.core.background import BackgroundRun
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
     from agentfsm.streaming.watch import Outlet
@@ -140,7 +141,9 @@ async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], too
     ended = [e.ToolFinished(result=result) for result in await end_child_runs(journal, tools)]
     orphaned = journal.list_orphaned_calls()
     doubtful = build_doubtful_ends(journal.run, orphaned, tools, StopReason.CANCELLED, ended)
-    return build_failure(journal, doubtful, StopReason.CANCELLED, format_cancel_message(cancels[0]), *ended)
+    left = await end_background_runs(journal, tools) if journal.run.background else ()
+    reports = [e.ChildReported(call_id=each.call.id, result=result) for each, result in left]
+    return build_failure(journal, doubtful, StopReason.CANCELLED, format_cancel_message(cancels[0]), *ended, *reports)
 
 
 def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:
@@ -238,3 +241,27 @@ async def end_child_run(journal: Journal, tool: Tool[..., Any] | None, entry: Op
     except RunNotFoundError:
         return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
     return build_final_result(child) if child.is_over else build_unresponsive_result(child)
+
+
+# Background runs.
+
+
+def wrap_background_call(each: BackgroundRun) -> OpenCall:
+    """Return the call of a background run as an open one, for what is known of the ends of calls of agents."""
+    return OpenCall(call=each.call, phase=Phase.RUNNING, attempts=1, kind=ToolKind.AGENT)
+
+
+def build_background_result(each: BackgroundRun, end: ToolReturn) -> ToolResult:
+    """Return the result of a background run."""
+    result = build_decided_result(wrap_background_call(each), end.outcome, end.content)
+    return attrs.evolve(result, error_type=end.error_type, child=end.child, labels=end.labels, retryable=end.retryable)
+
+
+async def end_background_runs(journal: Journal, tools: ToolRegistry) -> list[tuple[BackgroundRun, ToolResult]]:
+    """Cancel the background runs of a run that is about to end, and return them with their results."""
+    ended: list[tuple[BackgroundRun, ToolResult]] = []
+    for each in journal.run.open_background:
+        entry = wrap_background_call(each)
+        end = await _end_child_run(journal, tools, entry) or build_missing_result(entry)
+        ended.append((each, build_background_result(each, end)))
+    return ended

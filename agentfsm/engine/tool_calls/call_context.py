@@ -14,7 +14,8 @@ from agentfsm.core.messages import Media, ToolCall, ToolResult
 from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.engine.deciders.plans import answer_question
 from agentfsm.engine.deciders.tool_selection import search_tools
-from agentfsm.engine.execution.parent import Parent
+from agentfsm.engine.execution.background import post_to_child
+from agentfsm.engine.execution.parent import build_parent
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.tools.attendance import Attendance
 from agentfsm.tools.run_context import RunContext
@@ -66,27 +67,16 @@ def build_call_context(
         on_cost=partial(host.add_cost, call.id),
         on_labels=partial(host.add_labels, call.id),
         attendance=attendance,
-        parent=_build_parent(execution) if is_agent else None,
+        parent=build_parent(execution, execution.options) if is_agent else None,
+        post_to_child=None if execution.background is None else partial(post_to_child, execution, call.key),
         ask_model=partial(answer_question, host, call.id) if tool.name == QUESTION_TOOL else None,
     )
 
 
-def _build_parent(execution: Execution) -> Parent:
-    """Return what the run of an agent gets from the run that calls it."""
-    journal, config = execution.journal, execution.config
-    return Parent(
-        run=journal.run,
-        store=journal.store,
-        clock=journal.clock,
-        budget=execution.budget,
-        depth_limit=config.limits.depth,
-        watch=config.watch,
-        guards=config.guards,
-        options=execution.options,
-    )
-
-
 def _find_result_text(execution: Execution, call_id: str) -> str | None:
+    left = execution.journal.run.background.get(call_id)
+    if left is not None and left.result is not None:
+        return left.result.content
     return next((result.content for result in _iter_results(execution.journal.run, call_id)), None)
 
 

@@ -133,6 +133,7 @@ class CallOutcome(NamedTuple):
     parts: tuple[Media, ...] = ()
     labels: tuple[Label, ...] = ()
     sandbox: str = ""
+    background: bool = False
 
 
 def failed_outcome(text: str, error_type: ErrorType, *, retryable: bool = False) -> CallOutcome:
@@ -478,7 +479,7 @@ class AdmittedCall:
             if self._scope.cancelled_caught:
                 text = result_text.timeout_text(tool, self.timeout_s)
                 outcome = CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)
-            if tool.kind is ToolKind.AGENT and outcome is not None and outcome.child is None:
+            if tool.kind is ToolKind.AGENT and outcome is not None and outcome.child is None and not outcome.background:
                 outcome = await host.end_interrupted_child(job.call, tool, outcome)
         except BaseException:
             breaker.discard(self.ticket)
@@ -668,7 +669,14 @@ def _nest(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _read_returned(value: ToolReturn) -> CallOutcome:
     return CallOutcome(
-        value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts, value.labels
+        value.outcome,
+        value.content,
+        value.error_type,
+        value.retryable,
+        value.child,
+        value.parts,
+        value.labels,
+        background=value.background,
     )
 
 
