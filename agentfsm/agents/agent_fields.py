@@ -126,6 +126,13 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
             "answer_cache= and memory= exclude each other: an answer that depends on what the memory knows of a user "
             "cannot be repeated. Leave one of them out"
         )
+    if agent.tools.background_tools:
+        if agent.planner is not None and agent.planner.fixed:
+            raise MisuseError("a step of a flow has ended when its result is there: leave out background=True")
+        from agentfsm.agents.background_calls import wrap_background_functions  # noqa: PLC0415  few agents have some
+
+        wrapped = wrap_background_functions(cast("RunnableAgent", agent), agent.tools)
+        object.__setattr__(agent, "tools", wrapped)
     engine_tools: dict[str, Tool[..., Any]] = {}
     if agent.planner is not None:
         from agentfsm.engine.deciders.plan_tools import build_plan_tools  # noqa: PLC0415

@@ -20,7 +20,7 @@ from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, Misu
 from agentfsm.core.header import FRONT_END, short_hash
 from agentfsm.core.labels import Level, ToolKind
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolResult
 from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import child_run_id
@@ -71,11 +71,13 @@ def make_agent_tool(
     timeout_s: float | None = None,
     background: bool = False,
     accepts_partial: bool = True,
+    returns_call: bool = False,
     **options: Any,
 ) -> Tool[..., Any]:
     """Return a tool that calls an agent; implements `Agent.as_tool`, which documents the arguments.
 
-    With `accepts_partial=False`, the call of an agent that reached a limit fails, also if it has a partial result.
+    With `accepts_partial=False`, the call of an agent that reached a limit fails, also if it has a partial result. With
+    `returns_call`, the result in the background is that of the only call of the agent.
     """
     BOOL.check("as_tool", "background", background)
     if turns is None:
@@ -89,7 +91,15 @@ def make_agent_tool(
     config = agent.driver.config
     config.model.prepare()  # it may block, so not in the event loop of the parent run
     agent.driver.check_price()
-    child = _SubagentTool(agent, prompt, turns, timeout_s, accepts_partial=accepts_partial, background=background)
+    child = _SubagentTool(
+        agent,
+        prompt,
+        turns,
+        timeout_s,
+        accepts_partial=accepts_partial,
+        background=background,
+        returns_call=returns_call,
+    )
     if parameters is None and prompt is None and config.planner is not None:
         parameters = config.planner.input_schema
     tools = list(config.registry)
@@ -210,6 +220,9 @@ class _SubagentTool:
     background: bool = False
     """Whether the child run goes on in the background after the call."""
 
+    returns_call: bool = False
+    """Whether the result in the background is that of the only call of the agent."""
+
     async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
         """Let the agent answer a question, and return the result.
 
@@ -250,7 +263,14 @@ class _SubagentTool:
         parent: Parent = context.parent
         run = await load_child_run(parent.store, context.run_id, context.call_id)
         agent = self._build_variant(context, parent)
-        return await _SubagentCall(agent, context, parent, accepts_partial=self.accepts_partial).run(run)
+        end = await _SubagentCall(agent, context, parent, accepts_partial=self.accepts_partial).run(run)
+        if not self.returns_call:
+            return end
+        run = await load_child_run(parent.store, context.run_id, context.call_id)
+        made = next((message for message in run.messages if isinstance(message, ToolResult)), None)
+        if made is None or run.state is not State.DONE:
+            return end
+        return attrs.evolve(end, outcome=made.outcome, content=made.content, error_type=made.error_type)
 
     def hash_agent(self, seen: tuple[object, ...]) -> str:
         """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""

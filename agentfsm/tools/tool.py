@@ -600,6 +600,7 @@ class ToolOptions(ToolDeclarations, total=False):
     idempotent: bool
     external: bool
     cacheable: bool
+    background: bool
     fresh_s: float | None
     timeout_s: float | None
     cost_usd: float | Callable[[Arguments], float] | None
@@ -730,7 +731,9 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         fits=lambda value: value is None or callable(value) or NOT_NEGATIVE.fits(value),
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
-    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable", "sends_arguments"), BOOL),
+    **dict.fromkeys(
+        ("strict", "read_only", "idempotent", "poll", "external", "cacheable", "background", "sends_arguments"), BOOL
+    ),
     **dict.fromkeys(_LABEL_OPTIONS.values(), _CHOICE),
     "reads_untrusted": _CHOICE.or_none(),
     "harmless": ValueRule(fits=lambda value: isinstance(value, str), wanted="the reason, a text; '' if it is not"),
@@ -772,6 +775,8 @@ def check_declarations(name: str, **declared: Any) -> None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out requires_approval=")
     if declared.get("external") and declared.get("cost_usd") is not None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out cost_usd=")
+    if declared.get("external") and declared.get("background"):
+        raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out background=")
     if declared.get("cacheable") and not declared.get("read_only"):
         raise MisuseError(
             f"tool {name!r} is not read-only, so answers with its results are not repeated: leave out "

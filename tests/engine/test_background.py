@@ -4,8 +4,9 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Outcome, PendingKind, State, StopReason, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, PendingKind, RunContext, State, StopReason, tool
 from agentfsm.core.messages import SystemMessage, ToolResult
+from agentfsm.flow import Flow, agent_step
 from agentfsm.ports import Filter
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -334,3 +335,52 @@ def test_background_is_true_or_false(given):
     """Another value is refused."""
     with pytest.raises(Exception, match="background"):
         Agent(ScriptedModel("x"), name="child").as_tool(background=given)
+
+
+async def test_a_function_in_the_background_is_called_once(store):
+    """Its result comes as a message, and its errors do as well."""
+    done = []
+
+    @tool(background=True, requires_approval=lambda a: a.cents > 100)
+    async def pay(ctx: RunContext[str], to: str, cents: int = 5) -> str:
+        """Pay somebody."""
+        done.append((ctx.deps, ctx.idempotency_key, to, cents))
+        if to == "Bob":
+            raise ValueError("Bob has no account")
+        return f"paid {to}"
+
+    pays = [
+        call("pay", to="Ann"),
+        call("pay", to="Bob"),
+        call("pay", to="Cid", cents="many"),
+        call("pay", to="Dan", cents=900),
+    ]
+    boss = Agent(
+        ScriptedModel(say("", *pays), "Too early.", "Too early.", "Done."), tools=[pay], name="boss", store=store
+    )
+    assert boss.tools.names == ("wait", "message_run", "cancel_run", "pay")
+    run = await boss.run("Pay.", deps="bank")
+    assert results(run)["t1.2"].error_type == "invalid_arguments"
+    [item] = run.pending
+    assert (item.run_id, item.arguments) == (f"{run.id}.t1.3", {"to": "Dan", "cents": 900})
+    await boss.reject(item.run_id, item.call_id, message="too much")
+    run = await boss.resume(run.id, deps="bank")
+    assert run.output == "Done."
+    ended = {key: each.result for key, each in run.background.items()}
+    assert [(each.outcome, each.tool) for each in ended.values()] == [
+        (Outcome.DONE, "pay"),
+        (Outcome.FAILED, "pay"),
+        (Outcome.REJECTED, "pay"),
+    ]
+    assert ended["t1.0"].content == "paid Ann"
+    assert "Bob has no account" in ended["t1.1"].content
+    assert "too much" in ended["t1.3"].content
+    assert [each[2] for each in done] == ["Ann", "Bob"]
+    assert {each[0] for each in done} == {"bank"}
+
+
+async def test_a_step_of_a_flow_is_not_in_the_background():
+    """Other steps depend on its result."""
+    child = Agent(ScriptedModel("x"), name="child")
+    with pytest.raises(MisuseError, match="leave out background=True"):
+        Flow([agent_step(child, prompt=lambda: "x", background=True)])

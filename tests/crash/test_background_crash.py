@@ -1,0 +1,124 @@
+"""A run with an agent and a function in the background is killed at each commit: each of them pays once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentfsm import Agent, AssistantMessage, Limits, RunContext, RunNotFoundError, State, SystemMessage, tool
+from agentfsm.core.events import ChildReported
+from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request, Store
+from agentfsm.testing.crash import crash_point
+from tests.support.effect_book import EffectBook
+
+WAIT = ProposedCall(id="w", name="wait", arguments='{"seconds": 3600, "reason": "they pay"}')
+
+
+class Speaker(Model):
+    """Makes its calls, waits until as many results have come from the background, and answers; in any process."""
+
+    def __init__(self, *calls: ProposedCall, notes: int = 0) -> None:
+        """Set the calls, and how many results to wait for."""
+        self.name, self.calls, self.notes = "speaker", calls, notes
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
+        """Return the next reply."""
+        if not any(isinstance(message, AssistantMessage) for message in request.messages):
+            return Reply(calls=self.calls)
+        told = [message for message in request.messages if isinstance(message, SystemMessage)]
+        here = sum(message.text.count("[Background run ") for message in told)
+        return Reply(text="paid") if here >= self.notes else Reply(calls=(WAIT,))
+
+
+def boss_on(store: Store, book: EffectBook) -> Agent:
+    """Return an agent that has its agent and its function pay in the background."""
+
+    def write(ctx: RunContext[None]) -> str:
+        crash_point("effect")
+        with book.path.open("a") as file:
+            file.write(f'["{ctx.idempotency_key}", "pay"]\n')
+        crash_point("effect")
+        return ctx.idempotency_key
+
+    @tool(on_unknown=book.look_up)
+    async def pay(ctx: RunContext[None]) -> str:
+        """Pay."""
+        return write(ctx)
+
+    @tool(background=True, on_unknown=book.look_up)
+    async def transfer(ctx: RunContext[None]) -> str:
+        """Pay in the background."""
+        return write(ctx)
+
+    limits = Limits(crashes=1_000_000, loop_turns=1_000)
+    payer = Agent(Speaker(ProposedCall(id="a", name="pay", arguments="{}")), name="payer", tools=[pay], limits=limits)
+    calls = (
+        ProposedCall(id="a", name="payer", arguments='{"query": "Pay."}'),
+        ProposedCall(id="b", name="transfer", arguments="{}"),
+    )
+    tools = [payer.as_tool(background=True), transfer]
+    return Agent(Speaker(*calls, notes=2), name="boss", tools=tools, store=store, limits=limits)
+
+
+async def work(store_of: Callable[[], Store], folder: Path, run_id: str) -> None:
+    """Drive the run to its end, or until this process is killed."""
+    boss = boss_on(store_of(), EffectBook(str(folder / run_id)))
+    try:
+        run = await boss.load(run_id)
+    except RunNotFoundError:
+        await boss.run("Pay", id=run_id)
+    else:
+        if not run.is_over:
+            await boss.resume(run_id, takeover=True)
+    await boss.aclose()
+
+
+async def check(store_of: Callable[[], Store], folder: Path, run_id: str) -> None:
+    """Check that both have paid once, that the run was told so once, and that it counts what they have spent."""
+    book = EffectBook(str(folder / run_id))
+    boss = boss_on(store_of(), book)
+    run = await boss.load(run_id)
+    assert (run.state, run.output) == (State.DONE, "paid")
+    assert len(book.read()) == 2
+    children = [await boss.load(f"{run_id}.{call_id}") for call_id in ("t1.0", "t1.1")]
+    assert [child.state for child in children] == [State.DONE, State.DONE]
+    reports = [event for event in await boss.history(run_id) if isinstance(event, ChildReported)]
+    assert sorted(report.call_id for report in reports) == ["t1.0", "t1.1"]
+    told = [message.text for message in run.messages if isinstance(message, SystemMessage)]
+    assert sum(text.count("[Background run ") for text in told) == 2
+    costs = {cost.run_id: cost for cost in boss.cost(run).children}
+    assert {child.id: child.usage.tokens for child in children} == {
+        key: each.usage.tokens for key, each in costs.items()
+    }
+    await boss.aclose()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("store_of", "kind", "apart"),
+    [
+        ("sqlite", "commit", 9),
+        pytest.param("sqlite", "commit", 1, marks=pytest.mark.soak),
+        pytest.param("sqlite", "effect", 1, marks=pytest.mark.soak),
+        pytest.param("postgres", "commit", 1, marks=pytest.mark.soak),
+    ],
+    indirect=["store_of"],
+)
+def test_a_run_with_background_runs_may_be_killed(fork_server, folder, store_of, kind, apart, backend):
+    """Before and after each commit, of the run as well as of those in the background, and each effect."""
+    for at in count(1, apart):
+        run_id = f"r{at}"
+        (folder / run_id).mkdir()
+        first = fork_server.run(partial(work, store_of, folder, run_id), kill_at=(kind, at), backend=backend)
+        if first.killed:
+            assert not fork_server.run(partial(work, store_of, folder, run_id), backend=backend).killed
+        anyio.run(check, store_of, folder, run_id)
+        if not first.killed:
+            break
+    assert at == 5 if kind == "effect" else at > 20, at
+    print(f"killed at {at - 1}")
