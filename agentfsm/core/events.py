@@ -659,13 +659,13 @@ class Failed(Event):
 
 @attrs.frozen(kw_only=True)
 class ChildReported(Event):
-    """A background run has ended, or it can go on only after something comes from outside."""
+    """A background run has begun, has ended, or waits for something from outside."""
 
     call_id: str
     """Id of the call that began it."""
 
     pending: tuple[Pending, ...] = ()
-    """Things that it waits for; empty if it has ended."""
+    """Things that it waits for; empty if it has begun or ended."""
 
     result: ToolResult | None = None
     """Result of its work; None if it has not ended."""

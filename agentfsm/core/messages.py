@@ -519,9 +519,6 @@ class ToolResult(_ResultCache):
     outside; empty for none. `content` is as the tool returned it.
     """
 
-    background: bool = False
-    """Whether the run of the agent that the call began goes on in the background; its result comes later."""
-
     @property
     def usage(self) -> Usage | None:
         """Sum of `spent`; None if the call has spent nothing itself."""

@@ -69,13 +69,13 @@ def apply_event(run: RunFields, event: e.Event) -> None:
 
 def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     history = run.messages or _initial_history(run)
-    told = _tell_results(run) if run.background else {}
-    if told:
-        history = history.with_appended(*told.pop("notes"))
     if not event.inputs:
-        return {"messages": history, **told}
-    messages = history.with_appended(*[item.message for item in event.inputs])
-    changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0, **told}
+        return _tell_results(run, history) if run.background else {"messages": history}
+    changes: Changes = {"offered": None, "asks": "", "refusals": 0, "corrections": 0}
+    if run.background:
+        changes |= _tell_results(run, history)
+        history = changes["messages"]
+    changes["messages"] = history.with_appended(*[item.message for item in event.inputs])
     if any(item.kind is InputKind.USER for item in event.inputs):
         changes["is_recalled"] = False
     if run.plan is not None:
@@ -96,14 +96,14 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     return changes
 
 
-def _tell_results(run: RunFields) -> Changes:
-    """Return the results of background runs that the model is told now, as `notes`, and the other changes."""
+def _tell_results(run: RunFields, history: History) -> Changes:
+    """Return the changes by which the model reads the results of background runs that have ended, once."""
     if not (news := run.untold_background):
-        return {}
+        return {"messages": history}
     is_marked = not run.has_fenced and any(each.result is not None and each.result.fence for each in news)
     told = {each.call.id: attrs.evolve(each, is_told=True) for each in news}
     return {
-        "notes": [each.note for each in news] + ([FENCE_MESSAGE] if is_marked else []),
+        "messages": history.with_appended(*[each.note for each in news], *([FENCE_MESSAGE] if is_marked else [])),
         "background": {**run.background, **told},
         "has_fenced": run.has_fenced or is_marked,
     }
@@ -370,8 +370,6 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
         changes["has_cut"] = True
     if result.outcome is not Outcome.SKIPPED and result.tool not in ENGINE_TOOLS:
         changes["tool_call_count"] = run.tool_call_count + 1
-    if result.background:
-        changes["background"] = {**run.background, result.call_id: BackgroundRun(call=was.call)}
     if result.child is not None:
         changes |= _count_child(run, result.child)
         changes["tool_call_count"] += 1
@@ -397,6 +395,8 @@ def _count_child(run: RunFields, child: AgentCost) -> Changes:
 
 def _reduce_child_reported(run: RunFields, event: e.ChildReported) -> Changes:
     before, result = run.background.get(event.call_id), event.result
+    if before is None and result is None and not event.pending:
+        before = BackgroundRun(call=run.open_call(event.call_id).call)
     if before is None or before.result is not None:
         raise MisuseError(f"ChildReported does not fit run {run.id}: call {event.call_id} has no open background run")
     after = attrs.evolve(before, pending=event.pending, result=result)

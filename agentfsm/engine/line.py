@@ -100,6 +100,9 @@ _OF_LEDGERS = frozenset({cost.add_child, cost.bill, spend.count, labels.add_repo
 class Line(Value):
     """The deciders of an agent, in their order at each point. Features that the agent does not use are not there."""
 
+    has_background: bool
+    """Whether the run has background runs, or tools that begin some."""
+
     on_inputs: tuple[OnInputs, ...]
     before_request: tuple[BeforeRequest, ...]
     before_last_answer: tuple[BeforeRequest, ...]
@@ -153,7 +156,6 @@ def build_line(execution: Execution) -> Line:
     It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`.
     """
     config, run, has_spend = execution.config, execution.journal.run, execution.budget.spend is not None
-    has_background = bool(config.registry.background_tools or run.background)
     has_plans, has_reminder = config.planner is not None or run.plan is not None, bool(config.reminder or run.reminder)
     key = (
         config.registry.version,
@@ -163,12 +165,12 @@ def build_line(execution: Execution) -> Line:
         bool(run.open),
         bool(run.verdict),
         has_spend,
-        has_background,
+        not run.background,
     )
     known: Line | None = config.lines.get(key)
     if known is not None:
         return known
-    has_guards = bool(config.guards)
+    has_guards, has_background = bool(config.guards), bool(config.registry.background_tools or run.background)
     has_cache, has_output, has_judge = (
         each is not None for each in (config.answer_cache, config.output_spec, config.judge)
     )
@@ -183,8 +185,10 @@ def build_line(execution: Execution) -> Line:
         (labels.fence_result, has_guards),
         (approvals.consume_unused, True),
         (plans.add_ready_steps, has_plans),
+        (background.note_begin, has_background),
     )
     line = config.lines[key] = Line(
+        has_background=has_background,
         on_inputs=_used((labels.check_inputs, has_guards)),
         before_request=_used(
             (limits.check_before_request, True),

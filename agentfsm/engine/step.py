@@ -23,7 +23,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
-from agentfsm.engine.execution.background import end_background, open_background
+from agentfsm.engine.execution.background import open_background
 from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -75,11 +75,11 @@ async def step(execution: Execution, calls: ToolCalls) -> None:
         outcome = await find_requested_stop(execution, await journal.read_inbox())
     if outcome is None and (effect := journal.run.effect) is not None:
         outcome = await HANDLERS[type(effect)](execution, effect, calls)
-    if outcome is None or not outcome.events:
+    if outcome is None:
         return
-    if outcome.otherwise is None and outcome.scope is None and not journal.run.background:
+    if outcome.otherwise is None and outcome.scope is None and execution.background is None:
         journal.commit(*outcome.events, taken=outcome.taken)
-    else:
+    elif outcome.events:
         await _commit(execution, outcome)
 
 
@@ -92,10 +92,10 @@ async def _commit(execution: Execution, outcome: StepOutcome) -> None:
         async with outcome.scope:
             return await _commit(execution, outcome._replace(scope=None))
     journal = execution.journal
-    if journal.run.background and journal.run.open_background and isinstance(outcome.events[-1], _ENDS):
+    if execution.background is not None and journal.run.open_background and isinstance(outcome.events[-1], _ENDS):
         if outcome.otherwise is not None:  # an answer, which is a draft until they have ended
             return await _commit(execution, await outcome.otherwise())
-        reports = await end_background(execution)
+        reports = await execution.background.end()
         outcome = outcome._replace(events=(*outcome.events[:-1], *reports, outcome.events[-1]))
     while outcome.otherwise is not None:
         if await journal.try_commit_final(*outcome.events, taken=outcome.taken):
@@ -107,7 +107,7 @@ async def _commit(execution: Execution, outcome: StepOutcome) -> None:
 async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
     """Perform steps until the run is over or waits, within the active time that its limits leave."""
     limits, journal = execution.config.limits, execution.journal
-    if journal.run.open or journal.run.background:
+    if journal.run.open:
         await load_child_spending(execution)
     is_suspect = journal.lease.crashes >= limits.crashes and not journal.lease.cancelled
     if is_suspect and journal.run.paused is None and not journal.run.is_over:
@@ -115,7 +115,9 @@ async def run_steps(execution: Execution, throttle: StepThrottle) -> None:
         return await journal.flush()
     calls = ToolCalls(execution, build_line(execution))
     try:
-        if execution.config.registry.background_tools or journal.run.background:
+        if calls.line.has_background:
+            if journal.run.background:
+                await load_child_spending(execution)
             async with open_background(execution, calls.line):
                 while await _run_until_limit(execution, calls, throttle):
                     pass
@@ -138,7 +140,8 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
     The last answer has its own deadline.
     """
     limits, journal = execution.config.limits, execution.journal
-    once, drain, background = execution.options.once, execution.options.drain, execution.background
+    once, drain = execution.options.once, execution.options.drain
+    looks = once or calls.line.has_background
     reached = journal.run.limit_reached
     left_s = limits.seconds - journal.run.duration_s
     if execution.config.last_answer and reached is None:
@@ -156,10 +159,12 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
                     await step(execution, calls)
                 finally:
                     drain.leave()
-            if background is not None and await background.advance(is_blocked=journal.run is before):
-                continue
-            if once or journal.run is before or journal.run.limit_reached is not reached:
-                break
+            if looks or journal.run is before or journal.run.limit_reached is not reached:
+                is_blocked, background = journal.run is before, execution.background
+                if background is not None and await background.advance(is_blocked=is_blocked):
+                    continue
+                if once or is_blocked or journal.run.limit_reached is not reached:
+                    break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
         await _commit(execution, await _interrupt(execution, calls))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ASK_USER: Final = "ask_user"
 READ_RESULT: Final = "read_result"
 FIND_TOOLS: Final = "find_tools"
+BACKGROUND_TOOLS: Final = frozenset({"message_run", "cancel_run"})
 # Characters of a page: about 3,000 tokens of usual text.
 PAGE_CHARS: Final = 12_000
 # Maximum of bytes of a page, and so of its tokens: a page is not cut again.
@@ -175,10 +176,9 @@ async def _message_run(ctx: RunContext[Any], run: str, text: str) -> str:
         run: Id of the background run, such as "t1.0".
         text: The message.
     """
-    if ctx.post_to_child is None:
-        raise ModelRetry("this run has no background runs")
     labels = (*ctx.labels, Label.USER_DATA)  # a model has written it: it is no order of the user
-    return await ctx.post_to_child(run, Input(parts=(TextPart(text=text),), labels=labels))
+    sent: str = await ctx.parent.post(run, Input(parts=(TextPart(text=text),), labels=labels))
+    return sent
 
 
 async def _cancel_run(ctx: RunContext[Any], run: str, reason: str) -> str:
@@ -189,9 +189,8 @@ async def _cancel_run(ctx: RunContext[Any], run: str, reason: str) -> str:
         run: Id of the background run, such as "t1.0".
         reason: Reason, for people who look at the run.
     """
-    if ctx.post_to_child is None:
-        raise ModelRetry("this run has no background runs")
-    return await ctx.post_to_child(run, Cancel(by="its caller", message=reason))
+    sent: str = await ctx.parent.post(run, Cancel(by="its caller", message=reason))
+    return sent
 
 
 def asks_only(tool: Tool[..., Any]) -> bool:

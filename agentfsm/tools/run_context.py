@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.calls import Inquiry
-from agentfsm.core.inbox import InboxItem
 from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
 from agentfsm.core.pending import Pending, Question
@@ -114,11 +113,6 @@ class RunContext(Generic[D]):
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
     """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
 
-    post_to_child: Callable[[str, InboxItem], Awaitable[str]] | None = attrs.field(default=None, repr=False)
-    """Function that sends an item to a background run of the run, by the id of its call, and returns what became of it;
-    None if the agent has no background tools.
-    """
-
     on_cost: Callable[[float], None] | None = attrs.field(default=None, repr=False)
     """Callback for the costs that the tool reports. None if no run is behind the call."""
 
@@ -135,7 +129,9 @@ class RunContext(Generic[D]):
     """Access to the person who attends the run; None if its driving call has no `elicit=`."""
 
     parent: Any = attrs.field(default=None, repr=False)
-    """Parent run of a subagent call (`agentfsm.engine.execution.parent.Parent`); None for other tools."""
+    """Run behind the call of an agent or of a tool for background runs: an `agentfsm.engine.execution.parent.Parent`;
+    None for other tools.
+    """
 
     def progress(self, message: str) -> _CompletedAwaitable:
         """Report progress to listeners: `await ctx.progress("half")`, without `await` in a plain function.

@@ -14,6 +14,7 @@ from agentfsm import Agent, AssistantMessage, Limits, RunContext, RunNotFoundErr
 from agentfsm.core.events import ChildReported
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request, Store
 from agentfsm.testing.crash import crash_point
+from tests.support.crash_story import count_statements
 from tests.support.effect_book import EffectBook
 
 WAIT = ProposedCall(id="w", name="wait", arguments='{"seconds": 3600, "reason": "they pay"}')
@@ -67,6 +68,7 @@ def boss_on(store: Store, book: EffectBook) -> Agent:
 
 async def work(store_of: Callable[[], Store], folder: Path, run_id: str) -> None:
     """Drive the run to its end, or until this process is killed."""
+    count_statements()
     boss = boss_on(store_of(), EffectBook(str(folder / run_id)))
     try:
         run = await boss.load(run_id)
@@ -109,7 +111,9 @@ async def check(store_of: Callable[[], Store], folder: Path, run_id: str) -> Non
     ],
     indirect=["store_of"],
 )
-def test_a_run_with_background_runs_may_be_killed(fork_server, folder, store_of, kind, apart, backend):
+def test_a_run_with_background_runs_may_be_killed(  # noqa: PLR0917  fixtures
+    fork_server, folder, store_of, kind, apart, backend
+):
     """Before and after each commit, of the run as well as of those in the background, and each effect."""
     for at in count(1, apart):
         run_id = f"r{at}"
@@ -121,4 +125,3 @@ def test_a_run_with_background_runs_may_be_killed(fork_server, folder, store_of,
         if not first.killed:
             break
     assert at == 5 if kind == "effect" else at > 20, at
-    print(f"killed at {at - 1}")

@@ -97,7 +97,6 @@ async def test_the_call_returns_at_once_and_the_result_comes_as_a_message(store)
     run = await boss.run("Get gold.")
     sound_run(run)
     assert run.output == "We have gold."
-    assert results(run)["t1.0"].background
     assert "t1.0" in results(run)["t1.0"].content
     assert notes(run) == ["[Background run t1.0] [digger: done]\nI found gold."]
     assert mine.effects == 1

@@ -1,4 +1,4 @@
-"""Background runs: the answer of a run is a draft until they have ended, and the model has read their results."""
+"""Background runs: they begin with the results of calls, and an answer is a draft until their own are read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from typing import TYPE_CHECKING
 
 from agentfsm.core import events as e
 from agentfsm.core.inbox import Input
+from agentfsm.core.messages import Outcome
 from agentfsm.engine.execution.outcome import StepOutcome
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import Reflect
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.open_calls import EndedCall
+
+
+def note_begin(execution: Execution, ended: EndedCall) -> None:
+    """Record that a call has begun a run which goes on in the background, with the result of the call."""
+    result = ended.result
+    if result.outcome is not Outcome.DONE or result.child is not None:
+        return
+    tool = execution.config.find_tool(result.tool)
+    if tool is not None and tool.background:
+        ended.facts.append(e.ChildReported(call_id=result.call_id))
 
 
 async def await_runs(execution: Execution, _effect: Reflect) -> StepOutcome | None:

@@ -222,14 +222,6 @@ async def open_background(execution: Execution, line: Line) -> AsyncIterator[Non
         raise failed
 
 
-async def end_background(execution: Execution) -> list[e.ChildReported]:
-    """Cancel the background runs of a run that is about to end, and return what they did."""
-    if execution.background is not None:
-        return await execution.background.end()
-    ended = await end_background_runs(execution.journal, execution.config.registry)
-    return [e.ChildReported(call_id=each.call.id, result=result) for each, result in ended]
-
-
 async def post_to_child(execution: Execution, key: str, call_id: str, item: InboxItem) -> str:
     """Send an input or a cancellation to a background run, and return what became of it, for the model.
 

@@ -9,6 +9,9 @@ import attrs
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from agentfsm.core.inbox import InboxItem
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.execution import Execution
@@ -37,6 +40,9 @@ class Parent(Value):
 
     guards: tuple[CallGuard, ...] = ()
     """Guards of the run, which the child run obeys as well."""
+
+    post: Callable[[str, InboxItem], Awaitable[str]] | None = None
+    """Sends an item to a background run of the run, by the id of its call, and returns what became of it."""
 
 
 def build_parent(execution: Execution, options: ExecutionOptions) -> Parent:

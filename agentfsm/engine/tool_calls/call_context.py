@@ -15,9 +15,10 @@ from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.engine.deciders.plans import answer_question
 from agentfsm.engine.deciders.tool_selection import search_tools
 from agentfsm.engine.execution.background import post_to_child
-from agentfsm.engine.execution.parent import build_parent
+from agentfsm.engine.execution.parent import Parent, build_parent
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.tools.attendance import Attendance
+from agentfsm.tools.builtin import BACKGROUND_TOOLS
 from agentfsm.tools.run_context import RunContext
 
 if TYPE_CHECKING:
@@ -67,10 +68,16 @@ def build_call_context(
         on_cost=partial(host.add_cost, call.id),
         on_labels=partial(host.add_labels, call.id),
         attendance=attendance,
-        parent=build_parent(execution, execution.options) if is_agent else None,
-        post_to_child=None if execution.background is None else partial(post_to_child, execution, call.key),
+        parent=_build_parent(execution, call, is_agent=is_agent) if is_agent or execution.background else None,
         ask_model=partial(answer_question, host, call.id) if tool.name == QUESTION_TOOL else None,
     )
+
+
+def _build_parent(execution: Execution, call: ToolCall, *, is_agent: bool) -> Parent | None:
+    """Return the run behind the call of an agent, or of a tool that reaches background runs; None for another tool."""
+    if not is_agent and call.name not in BACKGROUND_TOOLS:
+        return None
+    return attrs.evolve(build_parent(execution, execution.options), post=partial(post_to_child, execution, call.key))
 
 
 def _find_result_text(execution: Execution, call_id: str) -> str | None:

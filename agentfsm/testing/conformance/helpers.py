@@ -289,6 +289,7 @@ def build_every_event() -> tuple[Event, ...]:
         ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE_TEXT, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
+        ChildReported(at=2.0, call_id="t1.0"),
         ChildReported(at=2.0, call_id="t1.0", pending=(waits,)),
         ChildReported(at=2.0, call_id="t1.0", result=result),
         Judged(

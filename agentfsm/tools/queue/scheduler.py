@@ -307,7 +307,6 @@ class ToolQueue:
             parts=end.parts,
             labels=join_labels(labels, end.labels) if end.labels else labels,
             sandbox=end.sandbox,
-            background=end.background,
         )
 
 
