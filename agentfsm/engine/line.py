@@ -177,6 +177,7 @@ def build_line(execution: Execution) -> Line:
     filters_texts = any(guard.filters_texts() for guard in config.guards)
     remind, make_room = (reminder.remind, has_reminder), (window.make_room, True)
     on_result = (
+        (background.note_begin, has_background),
         (cost.add_child, True),
         (cost.bill, True),
         (spend.count, has_spend),
@@ -185,7 +186,6 @@ def build_line(execution: Execution) -> Line:
         (labels.fence_result, has_guards),
         (approvals.consume_unused, True),
         (plans.add_ready_steps, has_plans),
-        (background.note_begin, has_background),
     )
     line = config.lines[key] = Line(
         has_background=has_background,

@@ -89,7 +89,7 @@ async def check(store_of: Callable[[], Store], folder: Path, run_id: str) -> Non
     assert len(book.read()) == 2
     children = [await boss.load(f"{run_id}.{call_id}") for call_id in ("t1.0", "t1.1")]
     assert [child.state for child in children] == [State.DONE, State.DONE]
-    reports = [event for event in await boss.history(run_id) if isinstance(event, ChildReported)]
+    reports = [event for event in await boss.history(run_id) if isinstance(event, ChildReported) and event.result]
     assert sorted(report.call_id for report in reports) == ["t1.0", "t1.1"]
     told = [message.text for message in run.messages if isinstance(message, SystemMessage)]
     assert sum(text.count("[Background run ") for text in told) == 2

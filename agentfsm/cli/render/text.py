@@ -19,6 +19,7 @@ from agentfsm.cli.render.formatting import (
     format_time,
 )
 from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait, format_whole_call
+from agentfsm.core.background import BackgroundRun
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
     AnswerDrafted,
@@ -99,6 +100,9 @@ class CallView(Value):
     child: AgentCost | None = None
     """Cost of the sub-agent's run, if the tool is a sub-agent."""
 
+    background: BackgroundRun | None = None
+    """Background run that the call has begun; None if it has begun none."""
+
     is_fallback: bool = False
     """Whether a fallback stands for the result of a step of a flow."""
 
@@ -155,9 +159,23 @@ class CallView(Value):
             yield one_line(f"with {', '.join(self.parts)}", NOTE_CHARS)
         if self.child is not None:
             yield from format_costs(self.child)
+        if self.background is not None:
+            yield from _format_background(self.background, self.run_id)
         for item in self.waits:
             tool = "" if item.run_id == self.run_id else f", {item.tool}"
             yield one_line(f"waits for {format_wait(item, self.run_id)}{tool}", NOTE_CHARS)
+
+
+def _format_background(each: BackgroundRun, run_id: str) -> Iterator[str]:
+    """Yield lines about a background run: what it waits for, or its result with its cost."""
+    name = f"in the background, run {run_id}.{each.call.id}:"
+    if each.result is None:
+        waits = ", ".join(format_wait(item, run_id) for item in each.pending)
+        yield one_line(f"{name} waits for {waits}" if waits else f"{name} not ended yet", NOTE_CHARS)
+        return
+    yield one_line(f"{name} {each.result.outcome}: {each.result.content}", NOTE_CHARS)
+    if each.result.child is not None:
+        yield from format_costs(each.result.child)
 
 
 def format_decisions(call: CallView | AuditRecord) -> Iterator[str]:
@@ -220,7 +238,13 @@ def build_turns(run: Run) -> tuple[TurnView, ...]:
     if run.reply is not None:
         calls = tuple(_open_view(entry, run.id) for entry in run.open)
         turns.append(TurnView(number=len(turns) + 1, text=run.reply.text, calls=calls, closed=False))
-    return (*_build_plans(run), *turns)
+    turns = [*_build_plans(run), *turns]
+    return tuple([_add_background(turn, run) for turn in turns] if run.background else turns)
+
+
+def _add_background(turn: TurnView, run: Run) -> TurnView:
+    calls = [attrs.evolve(call, run_id=run.id, background=run.background.get(call.id)) for call in turn.calls]
+    return attrs.evolve(turn, calls=tuple(calls))
 
 
 def _build_plans(run: Run) -> Iterator[TurnView]:

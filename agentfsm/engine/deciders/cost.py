@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.core.events import ChildReported
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.usage import Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
@@ -44,8 +45,8 @@ def release(execution: Execution, ledger: CallLedger, usage: Usage | None) -> No
 
 
 def add_child(execution: Execution, ended: EndedCall) -> None:
-    """Add the spending of the child run of a call to its result."""
-    if execution.budget.children:
+    """Add the spending of the child run of a call to its result, unless the run goes on in the background."""
+    if execution.budget.children and not any(isinstance(fact, ChildReported) for fact in ended.facts):
         ended.result = add_child_cost(execution, ended.result)
 
 

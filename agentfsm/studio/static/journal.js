@@ -213,6 +213,10 @@ const STEPS = {
     note(view, version, "steps", "", []);
     addCalls(view, event.calls, event, version, 0);
   },
+  ChildReported(view, event, version) {
+    withCall((call) => Object.assign(call, { background: event.result ?? event.pending ?? [] }))(view, event, version);
+    if (event.result) note(view, version, "background", `${event.call_id} ${event.result.tool}: ${event.result.outcome}\n${event.result.content}`);
+  },
   Judged(view, event, version) {
     note(view, version, "verdict", [event.verdict.action, event.verdict.note].filter(Boolean).join(": "));
   },

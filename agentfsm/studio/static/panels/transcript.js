@@ -16,6 +16,7 @@ export const WHO = {
   tools: "tools offered",
   plan: "plan",
   steps: "steps",
+  background: "background run",
   verdict: "verdict",
   note: "note",
   question: "question",
