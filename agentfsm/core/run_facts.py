@@ -48,10 +48,15 @@ class RunEffects(Value):
 
 
 def list_results(run: Run) -> list[ToolResult]:
-    """Return the results of the calls of a run and of the steps of its plans, without those of plans themselves."""
+    """Return the results of the calls of a run and of the steps of its plans, without those of plans themselves.
+
+    For a call that has begun a background run which has ended, it is the result of that run.
+    """
     entries = (*(() if run.plan is None else run.plan.closed), *run.open)
     found = (*run.messages[run.own_start :], *[entry.result for entry in entries])
-    return [each for each in found if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+    results = [each for each in found if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+    later = {call_id: each.result for call_id, each in run.background.items()}
+    return [later.get(each.call_id) or each for each in results] if later else results
 
 
 def list_step_results(run: Run) -> list[ToolResult]:

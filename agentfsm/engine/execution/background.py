@@ -57,6 +57,9 @@ class BackgroundRuns:
     line: Line
     _group: TaskGroup
     _drain: Drain
+    _places: anyio.CapacityLimiter
+    """Bounds the runs that are driven at once, as the calls that run at once."""
+
     _scopes: dict[str, anyio.CancelScope] = attrs.field(factory=dict)
     """Scopes of the runs that are driven now, by the id of the call."""
 
@@ -128,7 +131,8 @@ class BackgroundRuns:
         call_id = each.call.id
         try:
             with scope:
-                self._stopped[call_id] = await self._run_until_blocked(each)
+                async with self._places:
+                    self._stopped[call_id] = await self._run_until_blocked(each)
         except Exception as error:  # noqa: BLE001  the parent run raises it between two steps
             self._error = error
         finally:
@@ -208,7 +212,8 @@ async def open_background(execution: Execution, line: Line) -> AsyncIterator[Non
     failed: Exception | None = None
     async with anyio.create_task_group() as group:
         drain = Drain(group.cancel_scope, execution.options.drain)
-        execution.background = runs = BackgroundRuns(execution, line, group, drain)
+        places = anyio.CapacityLimiter(execution.config.limits.parallel)
+        execution.background = runs = BackgroundRuns(execution, line, group, drain, places)
         try:
             if not execution.options.once and execution.journal.run.paused is None:
                 runs.start()
