@@ -227,9 +227,9 @@ def test_the_defaults_are_those_of_the_fields(page, header, column, made):
 
 
 def test_the_events_that_handlers_return():
-    """docs/architecture.md has those of the table of the machine; each state accepts the four that it leaves out."""
+    """docs/architecture.md has those of the table of the machine; each state accepts the five that it leaves out."""
     rows = {row[0]: read_names(row[2]) for row in read_table("architecture.md", "effect")}
-    common = {"Paused", "Resumed", "LimitReached", "Failed"}
+    common = {"ChildReported", "Paused", "Resumed", "LimitReached", "Failed"}
     effects = ("`ReadInbox`", "`AskModel`", "`RunTools`, `Wait` for a call", "`Reflect`")
     for state, effect in zip(State, effects, strict=False):  # the final states have none
         assert {*rows[effect]} - common == {kind.__name__ for kind in TABLE[state]} - common

@@ -14,7 +14,16 @@ import attrs
 from agentfsm.core.events import Guarded
 from agentfsm.core.header import Header, short_hash
 from agentfsm.core.labels import ToolKind
-from agentfsm.core.messages import JSON, AssistantMessage, ErrorType, Message, Outcome, ToolCall, ToolResult
+from agentfsm.core.messages import (
+    JSON,
+    AssistantMessage,
+    ErrorType,
+    Message,
+    Outcome,
+    SystemMessage,
+    ToolCall,
+    ToolResult,
+)
 from agentfsm.core.pending import Pending
 from agentfsm.core.value import Value
 
@@ -135,6 +144,29 @@ class OpenCall(Value):
             duration_s=self.duration_s,
             attempts=self.attempts,
         )
+
+
+@attrs.frozen(kw_only=True)
+class BackgroundRun(Value):
+    """The run of an agent that a call began and left in the background."""
+
+    call: ToolCall
+    """The call that began it. The id of the run is made of the ids of the calling run and of this call."""
+
+    pending: tuple[Pending, ...] = ()
+    """Things that it waited for when it was last executed; empty while it goes on, and at its end."""
+
+    result: ToolResult | None = None
+    """Result of its work, with its cost and its labels; None until it has ended."""
+
+    is_told: bool = False
+    """Whether the model of the calling run has the result in its history."""
+
+    @property
+    def note(self) -> SystemMessage:
+        """The result as the model of the calling run reads it."""
+        text = "" if self.result is None else self.result.text
+        return SystemMessage(text=f"[Background run {self.call.id}] {text}")
 
 
 def stricter_policy(one: str, other: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.background import BackgroundRun
 from agentfsm.core.calls import (
     ERROR_OUTCOMES,
     UNDECIDED_PHASES,
+    BackgroundRun,
     FailureRecord,
     Inquiry,
     OpenCall,

@@ -7,8 +7,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.background import BackgroundRun
-from agentfsm.core.calls import FailureRecord, OpenCall, parse_index
+from agentfsm.core.calls import BackgroundRun, FailureRecord, OpenCall, parse_index
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerSource, LimitReached, Verdict
 from agentfsm.core.header import Fingerprint, Header

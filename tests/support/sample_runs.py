@@ -21,7 +21,7 @@ from agentfsm import (
     UserMessage,
 )
 from agentfsm.core import events as e
-from agentfsm.core.background import BackgroundRun
+from agentfsm.core.calls import BackgroundRun
 from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Input
 from agentfsm.core.recalled_items import RecalledItem

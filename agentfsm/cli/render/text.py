@@ -19,8 +19,7 @@ from agentfsm.cli.render.formatting import (
     format_time,
 )
 from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait, format_whole_call
-from agentfsm.core.background import BackgroundRun
-from agentfsm.core.calls import parse_arguments
+from agentfsm.core.calls import BackgroundRun, parse_arguments
 from agentfsm.core.events import (
     AnswerDrafted,
     AnswerGiven,

@@ -15,7 +15,7 @@ import anyio
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.background import BackgroundRun
+from agentfsm.core.calls import BackgroundRun
 from agentfsm.core.errors import (
     ConflictError,
     IncompatibleProgramError,

@@ -41,7 +41,7 @@ from agentfsm.tools.run_context import ToolReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agentfsm.core.background import BackgroundRun
+    from agentfsm.core.calls import BackgroundRun
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
     from agentfsm.streaming.watch import Outlet
