@@ -23,7 +23,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
 from agentfsm.engine.act import act
-from agentfsm.engine.execution.background import open_background
+from agentfsm.engine.background_runs import open_background
 from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome

@@ -28,7 +28,7 @@ COMMIT_SITES = {
     # The same for a request that is cut off with the execution, or fails by a mistake in code that it depends on.
     ("model_calls/request.py", "ask_model"): 1,
     # An attempt that fails counts before the next one.
-    ("execution/background.py", "_record"): 1,
+    ("background_runs.py", "_record"): 1,
     # Between two steps: a background run has ended, or waits.
     ("execution/unattended.py", "_stop_and_release"): 1,
     # No handler runs: a request to cancel or pause is applied without an agent.

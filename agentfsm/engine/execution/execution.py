@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -14,9 +14,25 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 
 if TYPE_CHECKING:
-    from agentfsm.engine.execution.background import BackgroundRuns
+    from agentfsm.core.events import ChildReported
     from agentfsm.engine.execution.options import ExecutionOptions
     from agentfsm.engine.execution.run_spend import RunSpend
+
+
+class BackgroundRunsPort(Protocol):
+    """The background runs of an execution, as its steps know them: `BackgroundRuns` of `engine/background_runs.py`."""
+
+    async def advance(self, *, is_blocked: bool) -> bool:
+        """Record what has stopped, and start what is new. Return whether the parent run has to look again."""
+        ...
+
+    def retry(self, call_id: str) -> None:
+        """Drive a background run again that waited, because something was sent to it."""
+        ...
+
+    async def end(self) -> list[ChildReported]:
+        """Cancel the background runs of a run that is about to end, and return what they did."""
+        ...
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
@@ -39,7 +55,7 @@ class Execution:
     answer_claim: AnswerClaim | None = None
     """Part of the run in the answer cache; None if the agent has no cache."""
 
-    background: BackgroundRuns | None = attrs.field(default=None, init=False)
+    background: BackgroundRunsPort | None = attrs.field(default=None, init=False)
     """The background runs; None if the agent has no tools that begin some, and the run has none."""
 
     def count_tokens(self, text: str) -> int:

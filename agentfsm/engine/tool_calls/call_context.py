@@ -12,9 +12,9 @@ from agentfsm.core.calls import Inquiry
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.messages import Media, ToolCall, ToolResult
 from agentfsm.core.plans import QUESTION_TOOL
+from agentfsm.engine.background_runs import post_to_child
 from agentfsm.engine.deciders.plans import answer_question
 from agentfsm.engine.deciders.tool_selection import search_tools
-from agentfsm.engine.execution.background import post_to_child
 from agentfsm.engine.execution.parent import Parent, build_parent
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.tools.attendance import Attendance
