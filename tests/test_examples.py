@@ -439,3 +439,10 @@ def test_code_mode_saves_requests_and_repeats_nothing(capsys):
     assert (plain.turn, script.turn) == (21, 2)
     assert plain.output == script.output
     assert capsys.readouterr().out.count("offers asked for: 19") == 2
+
+
+def test_the_front_desk_goes_on_after_a_login(capsys):
+    """The refund is made once, with the key of the user, which is in no journal."""
+    run = anyio.run(example("front_desk").main)
+    assert run.output == "Your order A-1 is refunded."
+    assert "refunds: 1; the key is in the journal: False" in capsys.readouterr().out
