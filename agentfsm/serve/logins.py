@@ -61,7 +61,9 @@ async def log_in(gateway: Gateway, request: Request, caller: Caller, body: bodie
     if (owner.user, owner.tenant) != (caller.user, caller.tenant):
         raise ForbiddenError("this login is that of the run's user, with the user's own account")
     run = await gateway.runs.load(waiting)
-    login = find_waited_login(find_logins(gateway), run, body.call_id)
+    agent = gateway.agents.get((await gateway.runs.root(waiting)).agent)
+    known = find_logins(gateway) if agent is None else list_logins(agent.tools)  # agents may log in differently
+    login = find_waited_login(known, run, body.call_id)
     if not isinstance(login, Login):
         raise ConflictError(f"the login at {login.server} is made elsewhere")
     if body.key is not None:

@@ -72,5 +72,6 @@ def test_a_key_is_entered_in_a_field_of_its_own(open_page, server, shop):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     key.fill("key-of-ann")
     card.get_by_role("button", name="Log in").click()
+    expect(page.locator(".decision.login:has(input)")).to_have_count(0)
     assert server.request("GET", f"/v1/runs/{run_id}?wait_s=30")["output"] == "ordered"
     expect(page.locator(".decision.login")).to_have_count(0)
