@@ -41,6 +41,7 @@ def environment(**changes: str) -> dict[str, str]:
 # What the commands import on first use stands here too; `import app` is for each process to do.
 COMMANDS = """
 import pkgutil, agentfsm.cli.commands, agentfsm.cli.render.rich_chat, agentfsm.flow, agentfsm.stores.sqlite
+import agentfsm.cli.demo.demo_agent, agentfsm.models.openai.chat, genai_prices, openai.resources.chat
 for each in pkgutil.iter_modules(agentfsm.cli.commands.__path__): __import__("agentfsm.cli.commands." + each.name)
 """
 WARM = WarmPython(warm_up=WARM_UP + COMMANDS + WITH_MCP)
