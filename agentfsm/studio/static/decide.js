@@ -255,8 +255,8 @@ function login(item, send, rootId) {
     return [field(t("Key"), key), h("div", { class: "buttons" }, actionButton(t("Log in"), store, { class: "primary" }), decline)];
   }
   const place = h("p", {});
-  const show = (link) => place.replaceChildren(h("a", { href: link, target: "_blank", rel: "noopener noreferrer" }, t("Open the page of the login")));
-  if (url.startsWith("https://") || url.startsWith("http://")) show(url);
+  const show = (link) => /^https?:/.test(link) && place.replaceChildren(h("a", { href: link, target: "_blank", rel: "noopener noreferrer" }, t("Open the page of the login")));
+  show(url);
   const ask = async () => show((await api.act(rootId, "login", { call_id: item.call_id })).url);
   return [place, h("div", { class: "buttons" }, actionButton(url ? t("New link") : t("Get a link"), ask, { class: url ? "" : "primary" }), decline)];
 }
