@@ -214,7 +214,11 @@ const STEPS = {
     addCalls(view, event.calls, event, version, 0);
   },
   ChildReported(view, event, version) {
-    withCall((call) => Object.assign(call, { background: event.result ?? event.pending ?? [] }))(view, event, version);
+    withCall((call) => {
+      endWait(call, event.at);
+      if (event.pending) call.waits.push({ kind: "paused", from: event.at, to: null });
+      call.background = { result: event.result ?? null, endedAt: event.result ? event.at : null, isWaiting: Boolean(event.pending) };
+    })(view, event, version);
     if (event.result) note(view, version, "background", `${event.call_id} ${event.result.tool}: ${event.result.outcome}\n${event.result.content}`);
   },
   Judged(view, event, version) {

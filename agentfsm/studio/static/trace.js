@@ -70,7 +70,7 @@ export function buildSpans(runId, { events }, view, isWorking) {
     const { at, took_s: took = 0 } = event;
     return { key: `${runId} ${version}`, kind, runId, name, status: kind, from: at - took, to: at, version, waits: [], crashes: [], childRun: "", children: [], event, ...more };
   };
-  const buildCall = (call, name) => build(call.version, "call", name, { key: `${runId} ${call.id}`, status: call.status, call, childRun: findChildRun(runId, call), crashes: call.crashes, ...timesOf(call) });
+  const buildCall = (call, name) => build(call.version, "call", name, { key: `${runId} ${call.id}`, status: statusOf(call), call, childRun: findChildRun(runId, call), crashes: call.crashes, ...timesOf(call) });
   const add = (span) => {
     span.children.unshift(...attempts);
     attempts = [];
@@ -127,17 +127,26 @@ function nameStep(call, plan) {
   return `${id}. ${item === undefined ? words : typeof item === "string" ? item : JSON.stringify(item)}`;
 }
 
+/** A call that began a background run is as that one is. */
+function statusOf({ status, background }) {
+  if (!background) return status;
+  return background.result?.outcome ?? (background.isWaiting ? "paused" : "running");
+}
+
 function findChildRun(runId, call) {
-  const found = call.result?.child?.run_id ?? call.pending?.find((item) => item.run_id !== runId)?.run_id;
+  const found = resultOf(call)?.child?.run_id ?? call.pending?.find((item) => item.run_id !== runId)?.run_id;
   return found ?? (call.kind === "agent" ? `${runId}.${call.id}` : "");
 }
 
+/** The result of a call, or of the background run that it began. */
+export const resultOf = (call) => call.background?.result ?? call.result;
+
 /** Return when a call began, when it ended, and when nothing was done for it: before its start, and while it waited. */
-function timesOf({ askedAt, starts, result, waits, endedAt }) {
+function timesOf({ askedAt, starts, result, waits, endedAt, background }) {
   const began = [...starts, result?.started_at, waits[0]?.from].filter(Boolean);
   const from = began.length ? Math.min(...began) : askedAt;
   const took = result?.started_at && result.duration_s ? result.started_at + result.duration_s : null;
-  const to = took ?? endedAt ?? null;
+  const to = background ? background.endedAt : took ?? endedAt ?? null;
   return { from, to, waits: began.length ? waits : [{ kind: "intended", from: askedAt, to }] };
 }
 

@@ -8,7 +8,7 @@ import { t } from "./i18n.js";
 import { fold, sumUsage } from "./journal.js";
 import { summarise } from "./panels/events.js";
 import { chip, decisionsOf, facts, runLink } from "./parts.js";
-import { buildAxis, buildSpans, listRows, secondsOf } from "./trace.js";
+import { buildAxis, buildSpans, listRows, resultOf, secondsOf } from "./trace.js";
 import { virtualList } from "./virtual_list.js";
 
 // Milliseconds between two drawings of what is running.
@@ -143,7 +143,8 @@ const attemptsOf = (call) => Math.max(call.attempts, call.result?.attempts ?? 1)
 function factsOf(span, now) {
   const { all, waited } = secondsOf(span, now);
   const { call, event } = span;
-  const usage = sumUsage(call ? [call.result?.child?.usage, ...(call.result?.spent ?? []).map((each) => each.usage)] : [event.usage]);
+  const result = call && resultOf(call);
+  const usage = sumUsage(call ? [result?.child?.usage, ...(result?.spent ?? []).map((each) => each.usage)] : [event.usage]);
   const speed = span.kind === "turn" && all > 0 && usage.output_tokens > 0 ? t("{n} tokens a second", { n: count(Math.round(usage.output_tokens / all)) }) : null;
   return [
     [t("Began"), clock(span.from)],
@@ -157,7 +158,7 @@ function factsOf(span, now) {
 }
 
 function drawCall(call) {
-  const { result } = call;
+  const result = resultOf(call);
   return [
     call.key && h("p", { class: "soft" }, t("Key"), " ", h("code", {}, call.key)),
     call.waits.length > 0 && h("ul", {}, call.waits.map((wait) => h("li", {}, `${t(`call ${wait.kind}`)}: ${wait.to === null ? "…" : duration(Math.max(0, wait.to - wait.from))}`))),

@@ -65,6 +65,20 @@ test("crashes and waits of a call", () => {
   assert.deepEqual(secondsOf(paid, 40), { all: 38, waited: 22 });
 });
 
+test("a call that began a background run lasts as long as that", () => {
+  const events = [
+    { is: "ToolsChosen", at: 1, message: { calls: [call("t1.0", "ask")] } },
+    { is: "ToolStarted", at: 1, call_id: "t1.0", kind: "agent" },
+    { is: "ChildReported", at: 2, call_id: "t1.0" },
+    { is: "ToolFinished", at: 2, result: result("t1.0", { started_at: 1, duration_s: 1 }) },
+    { is: "ChildReported", at: 5, call_id: "t1.0", pending: [{ run_id: "r.t1.0" }] },
+    { is: "ChildReported", at: 9, call_id: "t1.0", result: result("t1.0", { outcome: "failed" }) },
+  ];
+  const after = (count) => places(build(events.slice(0, count))[0].children)[0];
+  assert.deepEqual([4, 5, 6].map(after), [["ask", "running", 1, null], ["ask", "paused", 1, null], ["ask", "failed", 1, 9]]);
+  assert.deepEqual(build(events)[0].children[0].waits, [{ kind: "paused", from: 5, to: 9 }]);
+});
+
 test("pauses of a run end with the next event; a limit and a failure are its end", () => {
   const spans = build([
     { is: "Paused", at: 1, kind: "crash" }, { is: "Resumed", at: 9 },
