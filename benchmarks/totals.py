@@ -46,6 +46,7 @@ from agentfsm.telemetry.totals import (
     DAY_S,
     HOUR_S,
     MEASURED,
+    SLOT_S,
     STEPS,
     USER_COSTS,
     Cell,
@@ -290,7 +291,7 @@ async def measure(place: str, runs: int, folder: Path) -> None:
 
     async def alerts(since: float) -> object:
         await catch_up_totals(store)
-        log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=find_starts(since))
+        log = await read_measurements(store, since=since - LOOKBACK_S, step_s=SLOT_S, only=find_starts(since))
         return replay_alerts(log, since, log.find_end(await store.now()))
 
     async def costs(**options: Any) -> object:

@@ -80,7 +80,7 @@ async def get_metrics_summary(gateway: Gateway, request: Request, caller: Caller
         gateway.runs.store,
         since=begin,
         agent=read_text(request.query_params, "agent"),
-        with_days=days > HOURLY_DAYS,
+        step_s=step,
         with_open=False,
     )
     until = log.find_end(now)
@@ -128,10 +128,10 @@ async def _open_totals(gateway: Gateway, caller: Caller) -> TotalsStatus | None:
 def _list_steps(log: MeasurementLog, begin: int, step: int, until: float) -> list[dict[str, Any]]:
     """Return what production did in each hour or day: tasks by outcome, tokens, and cost."""
     steps = [
-        {"at": at, "done": 0, "failed": 0, "cancelled": 0, "tokens": 0, "usd": 0.0}
+        {"at": at, "done": 0, "failed": 0, "cancelled": 0, "tokens": 0, "usd": 0.0, "unpriced": False}
         for at in range(begin, int(until) + 1, step)
     ]
-    fields = {m.TOKENS.name: "tokens", m.COST.name: "usd"}
+    fields = {m.TOKENS.name: "tokens", m.COST.name: "usd", m.UNPRICED.name: "unpriced"}
     for (name, labels), points in log.series.items():
         field = fields.get(name)
         if name == m.RUNS.name:
@@ -141,7 +141,10 @@ def _list_steps(log: MeasurementLog, begin: int, step: int, until: float) -> lis
             continue
         for at, value, _ in points:
             if 0 <= (index := int(at - begin) // step) < len(steps):
-                steps[index][field] += value if field == "usd" else round(value)
+                if field == "unpriced":
+                    steps[index][field] = True
+                else:
+                    steps[index][field] += value if field == "usd" else round(value)
     return steps
 
 

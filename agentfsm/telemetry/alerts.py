@@ -423,7 +423,7 @@ async def read_firings(
         alerts: The alerts. Default: all of them.
     """
     only = find_starts(since, alerts)
-    log = await read_measurements(store, since=min(only.values()), with_days=False, only=only, with_open=False)
+    log = await read_measurements(store, since=min(only.values()), step_s=SLOT_S, only=only, with_open=False)
     return await anyio.to_thread.run_sync(replay_alerts, log, since, log.find_end(await store.now()), alerts)
 
 

@@ -104,6 +104,7 @@ PANELS: Final[dict[str, Sequence[Panel]]] = {
             title="Tokens of a task", unit="short", queries=[_alert("avg_tokens_per_task")], alert="avg_tokens_per_task"
         ),
         Panel(title="Cost", unit="currencyUSD", queries=[_count(m.COST, "agent", "model")], is_stacked=True),
+        Panel(title="Tokens without a known price", unit="short", queries=[_count(m.UNPRICED, "agent", "model")]),
         Panel(
             title="Cost of 24 hours, all agents",
             unit="currencyUSD",

@@ -166,6 +166,12 @@ COST: Final = Metric(
     text="US dollars for model requests and calls of tools whose price was known.",
     labels=("agent", "model"),
 )
+UNPRICED: Final = Metric(
+    name="agentfsm_unpriced_tokens_total",
+    kind="counter",
+    text="Tokens of model requests whose price was unknown: their cost is in no sum.",
+    labels=("agent", "model"),
+)
 REQUESTS: Final = Metric(
     name="agentfsm_model_request_duration_seconds",
     kind="histogram",
@@ -232,6 +238,7 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
             RUN_TOKENS,
             TOKENS,
             COST,
+            UNPRICED,
             REQUESTS,
             TOOL_CALLS,
             TOOL_DURATION,
@@ -381,6 +388,8 @@ class _RunMeter:
                 yield self._build(TOKENS, tokens, at, model, direction)
         if usage.cost_usd:
             yield self._build(COST, usage.cost_usd, at, model)
+        if usage.unpriced:
+            yield self._build(UNPRICED, usage.tokens, at, model)
 
     def _measure_call(self, result: ToolResult, at: float) -> Iterator[Measurement]:
         tool = UNKNOWN_TOOL if result.error_type is ErrorType.UNKNOWN_TOOL else result.tool

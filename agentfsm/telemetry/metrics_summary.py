@@ -126,6 +126,9 @@ class MetricsSummary(Value):
     daily_cost_usd: float | None
     """US dollars of all runs in a day; over several days their mean. None if no price was known."""
 
+    unpriced_tokens: int
+    """Tokens whose price was unknown: their cost is missing."""
+
     user_satisfaction: float | None
     """Mean rating by people, 1 to 5."""
 
@@ -258,7 +261,7 @@ async def read_measurements(
     since: float = -inf,
     agent: str | None = None,
     purpose: str | None = "",
-    with_days: bool = True,
+    step_s: int = DAY_S,
     only: Mapping[str, float] | None = None,
     with_open: bool = True,
 ) -> MeasurementLog:
@@ -269,14 +272,15 @@ async def read_measurements(
         since: Time in seconds since 1970; runs that were over before it are left out.
         agent: Name of the agent; None for all.
         purpose: Purpose of the runs, such as "eval"; by default those of production; None for all.
-        with_days: Whether the sums of totals may be over days and months; else they are over 5 minutes.
+        step_s: What the sums of totals are over, seconds: a day, or more where `since` is longer ago; an hour; or 5
+            minutes, in which there are only the metrics of alerts.
         only: Metrics that are wanted, each with the time from which on, to read less of the totals; None for all.
         with_open: Whether to read what open runs wait for; their journals are read for this.
     """
     log, where = MeasurementLog(), Filter(agent=agent, purpose=purpose)
     status = await read_status(store)
     if status is not None and status.is_whole:
-        await _read_totals(store, status.generation, since, where, log, with_days=with_days, only=only)
+        await _read_totals(store, status.generation, since, where, log, step_s=step_s, only=only)
         if with_open:
             async for summary in RunIterator(store, attrs.evolve(where, waiting=True)):
                 with suppress(RunNotFoundError):
@@ -314,7 +318,7 @@ async def _read_totals(
     where: Filter,
     log: MeasurementLog,
     *,
-    with_days: bool,
+    step_s: int,
     only: Mapping[str, float] | None,
 ) -> None:
     """Add the totals of a store to a log: sums of 5 minutes at the middle of these, others at the beginning."""
@@ -322,8 +326,8 @@ async def _read_totals(
     def fits(of: Subject) -> bool:
         return where.agent in {None, of.agent} and where.purpose in {None, of.purpose}
 
-    log.step_s, now = HOUR_S if with_days else SLOT_S, await store.now()
-    if not with_days:
+    log.step_s, now = min(step_s, HOUR_S), await store.now()
+    if step_s == SLOT_S:
         calls = m.TOOL_CALLS.name
         others = {name: at for name, at in (only or {}).items() if name != calls} or {"": since}
         for levels, start in ((STEPS, min(others.values())), (CALLS, (only or {}).get(calls, since))):
@@ -332,7 +336,7 @@ async def _read_totals(
         return
     begin = max(0.0, since // HOUR_S * HOUR_S) if since > -inf else 0.0
     oldest = await find_first(store, generation, MEASURED, fits) or now
-    async for record in iter_span(store, generation, MEASURED, begin):
+    async for record in iter_span(store, generation, MEASURED if step_s > HOUR_S else MEASURED[:1], begin):
         for of, cell in read_cells(record.value).items():
             if not fits(of):
                 continue
@@ -411,6 +415,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
         avg_latency_ms=None if latency is None else latency.mean * 1_000,
         avg_tokens_per_task=mean(m.RUN_TOKENS),
         daily_cost_usd=cost / max((until - since) / DAY_S, 1.0) if costs else None,
+        unpriced_tokens=round(add_up(m.UNPRICED)),
         user_satisfaction=mean(m.RATINGS),
         ratings=log.add_up(m.RATINGS, since, until)[1],
         judge_ratings={judge: rated for judge, rated in judged.items() if rated is not None},

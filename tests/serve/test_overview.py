@@ -55,6 +55,7 @@ async def test_metrics_and_alerts_are_those_of_the_totals(tmp_path):
         assert sum(each["failed"] for each in found["steps"]) == 20
         tokens = found["summary"]["input_tokens"] + found["summary"]["output_tokens"]
         assert sum(each["tokens"] for each in found["steps"]) == tokens > 0
+        assert any(each["unpriced"] for each in found["steps"])
         days = (await client.get("/v1/metrics?days=30&agent=fine")).json()
         assert days["step_s"] == 86400
         assert sum(each["done"] + each["failed"] for each in days["steps"]) == 3

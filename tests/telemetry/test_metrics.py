@@ -163,6 +163,7 @@ async def test_the_command(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "task_success_rate    100.0%" in text
     assert "user_satisfaction    4.00, 1 rating" in text
+    assert "daily_cost_usd       unknown price" in text
     assert "search" in text
     assert await anyio.to_thread.run_sync(main, ["metrics", "--json", "--store", path]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ from agentfsm.telemetry.alerts import ALERTS, INTERVAL_S, STEP_S, format_rules, 
 from agentfsm.telemetry.dashboard import format_dashboard
 from agentfsm.telemetry.measurements import METRICS
 from agentfsm.telemetry.metrics_summary import read_measurements
-from agentfsm.telemetry.totals import Totals
+from agentfsm.telemetry.totals import SLOT_S, Totals
 from agentfsm.testing import ScriptedModel
 from tests.support.alert_logs import FIRING, SILENT
 from tests.support.database_servers import find_prometheus, promtool
@@ -266,7 +266,7 @@ def test_five_days_in_prometheus(tmp_path):
     until = BEGIN + DAYS * 24 * HOUR
 
     async def replay():
-        return replay_alerts(await read_measurements(store, with_days=False), BEGIN, until)
+        return replay_alerts(await read_measurements(store, step_s=SLOT_S), BEGIN, until)
 
     expected = sorted(anyio.run(replay), key=lambda each: (each.alert, sorted(each.labels.items()), each.since))
     found.sort(key=lambda each: (each.alert, sorted(each.labels.items()), each.since))

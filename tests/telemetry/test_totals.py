@@ -424,7 +424,7 @@ async def test_alerts_fire_as_with_the_journals(store):
     expected = replay_alerts(await read_measurements(store), since, until)
     assert {each.alert for each in expected} >= {"error_rate", "avg_latency_ms", "tool_call_frequency"}
     await t.Totals(store).catch_up()
-    log = await read_measurements(store, since=since - LOOKBACK_S, with_days=False, only=find_starts(since))
+    log = await read_measurements(store, since=since - LOOKBACK_S, step_s=t.SLOT_S, only=find_starts(since))
     found = replay_alerts(log, since, until)
     assert [(each.alert, each.since, each.until) for each in found] == [
         (each.alert, each.since, each.until) for each in expected
@@ -529,7 +529,7 @@ async def test_alerts_are_judged_until_now(store):
         failed = StopReason.TIMEOUT if number else StopReason.COST_BUDGET
         await record(store, number, until - 100 + number, failed=failed)
     await t.Totals(store).catch_up()
-    log = await read_measurements(store, with_days=False)
+    log = await read_measurements(store, step_s=t.SLOT_S)
     assert not [each for each in replay_alerts(log, until - 3_600, until) if each.alert == "error_rate"]
     assert not [each for each in replay_alerts(log, until - 3_600, until + 700) if each.alert == "error_rate"]
     [found] = [each for each in replay_alerts(log, until - 3_600, until + 800) if each.alert == "error_rate"]
@@ -557,3 +557,15 @@ async def test_a_journal_that_cannot_be_read_is_one(store, monkeypatch):
     await t.Totals(store).catch_up()
     assert ((await t.read_status(store)).unreadable, (await read_costs(store)).unreadable) == (0, 0)
     assert await counted(store) == await fold(store)
+
+
+async def test_a_cost_without_a_price_is_named(store):
+    """An amount beside it is not the whole, and none is not nothing."""
+    await build(store).run("priced")
+    await Agent(ScriptedModel(say("hi", usage=Usage(output_tokens=7))), name="other", store=store).run("unpriced")
+    await t.Totals(store).catch_up()
+    log = await read_measurements(store)
+    found = summarize(log, -inf, log.find_end(await store.now()))
+    assert (found.unpriced_tokens, found.daily_cost_usd) == (7, pytest.approx(0.035))
+    log = await read_measurements(store, agent="other")
+    assert summarize(log, -inf, log.find_end(await store.now())).daily_cost_usd is None

@@ -82,7 +82,8 @@ def _list_rows(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
     yield "avg_rounds_per_task", _number(summary.avg_rounds_per_task, ",.1f")
     yield "avg_latency_ms", _number(summary.avg_latency_ms, ",.0f") + _percentiles(summary.latency_s)
     yield "avg_tokens_per_task", _number(summary.avg_tokens_per_task, ",.0f")
-    yield "daily_cost_usd", "-" if summary.daily_cost_usd is None else format_usd(summary.daily_cost_usd)
+    is_unpriced, is_known = summary.unpriced_tokens > 0, summary.daily_cost_usd is not None
+    yield "daily_cost_usd", format_usd(summary.daily_cost_usd, unpriced=is_unpriced) if is_known or is_unpriced else "-"
     yield (
         "user_satisfaction",
         _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",

@@ -62,6 +62,7 @@ function drawMetrics({ is_whole, summary, steps, step_s }) {
   const name = (at) => (step_s < DAY_S ? hour(at) : day(at));
   const sum = (field) => steps.reduce((total, each) => total + each[field], 0);
   const [done, failed, cancelled, usd] = ["done", "failed", "cancelled", "usd"].map(sum);
+  const cost = money(usd, { unpriced: steps.some((each) => each.unpriced) });
   const tasks = t("Tasks by end: {done} completed, {failed} failed, {cancelled} cancelled.", { done: count(done), failed: count(failed), cancelled: count(cancelled) });
   return [
     h("div", { class: "cards" }, card(t("Tasks of production"), facts([
@@ -75,8 +76,8 @@ function drawMetrics({ is_whole, summary, steps, step_s }) {
     ]),
     drawBars(tasks, steps.map((each) => ({ name: name(each.at), title: `${date(each.at)}: ${each.done} / ${each.failed} / ${each.cancelled}`, parts: [{ kind: "good", value: each.done }, { kind: "bad", value: each.failed }, { kind: "soft", value: each.cancelled }] })), count),
     h("p", { class: "soft small" }, tasks)),
-    card(t("Cost"), drawBars(t("Cost: {usd}.", { usd: money(usd) }), steps.map((each) => ({ name: name(each.at), title: `${date(each.at)}: ${money(each.usd)}`, parts: [{ kind: "cost", value: each.usd }] })), money),
-      h("p", { class: "soft small" }, t("Cost: {usd}.", { usd: money(usd) })),
+    card(t("Cost"), drawBars(t("Cost: {usd}.", { usd: cost }), steps.map((each) => ({ name: name(each.at), title: `${date(each.at)}: ${money(each.usd, each)}`, parts: [{ kind: "cost", value: each.usd }] })), money),
+      h("p", { class: "soft small" }, t("Cost: {usd}.", { usd: cost })),
       h("details", {}, h("summary", {}, t("Figures")), drawSteps(steps, name)))),
     h("div", { class: "cards" },
       done + failed + cancelled > 0 && card(t("Stop reasons"), drawOutcomes(summary.outcomes)),
@@ -89,7 +90,7 @@ function drawSteps(steps, name) {
     h("th", { scope: "row", title: date(each.at) }, name(each.at)),
     [each.done, each.failed, each.cancelled].map((number) => h("td", { class: "number" }, count(number))),
     h("td", { class: "number" }, compact(each.tokens)),
-    h("td", { class: "number" }, money(each.usd)))));
+    h("td", { class: "number" }, money(each.usd, each)))));
 }
 
 function drawOutcomes(outcomes) {
