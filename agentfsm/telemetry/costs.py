@@ -301,7 +301,8 @@ async def _read_totals(
             and (agents is None or root in agents)
         )
 
-    sums: dict[tuple[str, str], dict[str, int]] = {}
+    places: dict[tuple[str, str], int] = {}  # of the sums of each purpose and name
+    sums: dict[str, list[int]] = {}
     reported: dict[str, int] = {}
     has_users = by == "user" or where.user is not None
     count = {"model": "runs_of_model", "purpose": "runs_of_purpose", "day": "runs_of_day"}.get(by, "runs")
@@ -315,7 +316,7 @@ async def _read_totals(
         table = CellTable.read(record.value)
         of_users = {"agent": table.agents, "tenant": table.tenants, "user": table.users}.get(by)
         day = datetime.fromtimestamp(table.at, zone).strftime("%Y-%m-%d") if by == "day" else ""
-        targets: list[tuple[int, dict[str, int]]] = []  # each row, and the sums that it is added to
+        targets: list[tuple[int, int]] = []  # rows, and the places of their sums
         subjects = zip(table.agents, table.roots, table.tenants, table.users, strict=True)
         for row, (subject, purpose, series) in enumerate(zip(subjects, table.purposes, table.series, strict=True)):
             if not fits(*subject):
@@ -323,17 +324,21 @@ async def _read_totals(
             kind, *labels = read_series(series)
             if kind == USAGE:
                 name = of_users[row] if of_users is not None else day or labels[by == "purpose"]
-                targets.append((row, sums.setdefault((purpose, name), {})))
+                targets.append((row, places.setdefault((purpose, name), len(places))))
             elif kind == LOST:
                 reported[labels[0]] = reported.get(labels[0], 0) + table.fields["n"][row]
         for field, column in table.fields.items():
-            for row, target in targets:
-                if value := column[row]:
-                    target[field] = target.get(field, 0) + value
+            if field[:4] == "runs" and field not in {"runs", count}:
+                continue
+            added = sums.setdefault(field, [])
+            added += [0] * (len(places) - len(added))
+            for row, place in targets:
+                added[place] += column[row]
     by_name: dict[str, dict[str, int]] = {}
     total: dict[str, int] = {}
     production: dict[str, int] = {}
-    for (purpose, name), each in sums.items():
+    for (purpose, name), place in places.items():
+        each = {field: added[place] for field, added in sums.items() if len(added) > place}
         add_fields(by_name.setdefault(purpose or name or _NONE, {}), each)
         add_fields(total, each)
         if not purpose:
