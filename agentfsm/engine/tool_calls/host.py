@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -108,10 +109,12 @@ class RunHost(OpenCalls):
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Build the context of a call."""
-        ctx = build_call_context(self, self.ask_person, call, tool, deadline)
-        if tool.login is None or (ledger := self.ledgers.get(call.id)) is None:
-            return ctx
-        row = ledger.approval
+        return build_call_context(self, self.ask_person, call, tool, deadline)
+
+    def build_login_context(self, call: ToolCall, tool: Tool[..., Any]) -> RunContext[Any]:
+        """Build the context in which the login of a call is checked, with the answer that its start will record."""
+        ctx, ledger = self.build_context(call, tool, inf), self.ledgers.get(call.id)
+        row = None if ledger is None else ledger.approval
         if isinstance(row, PostedItem) and isinstance(row.item, GiveInput):  # the login is checked before the start
             answers = {**ctx.inquiry.answers, **row.item.answers}
             return attrs.evolve(ctx, inquiry=attrs.evolve(ctx.inquiry, answers=answers))

@@ -167,6 +167,10 @@ class QueueHost:
         """Build the context of a call; `deadline` is a Unix time in seconds."""
         return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
 
+    def build_login_context(self, call: ToolCall, tool: Tool[..., Any]) -> RunContext[Any]:
+        """Build the context in which the login of a call is checked, before its start."""
+        return self.build_context(call, tool, float("inf"))
+
     def begin_attempt(self, call: ToolCall) -> ExecutingCall | None:  # noqa: ARG002  no run is behind the call
         """Return the call as the runs see it that its function starts; None if no run is behind the call."""
         return None
@@ -360,12 +364,13 @@ class ToolDispatcher:
                 job.call = call = attrs.evolve(call, key=decided)
             elif decided is not None:
                 return _read_returned(decided)
-        refusal = self.host.check_permitted(call, tool, bound)
-        if refusal := refusal or (await self.host.reserve_spend(call, tool) if tool.cost_usd is not None else None):
+        if (refusal := self.host.check_permitted(call, tool, bound)) is not None:
+            return refusal
+        if tool.cost_usd is not None and (refusal := await self.host.reserve_spend(call, tool)) is not None:
             return refusal
         if tool.login is not None:
             try:
-                await tool.login.require(self.host.build_context(call, tool, self.clock.now()))
+                await tool.login.require(self.host.build_login_context(call, tool))
             except ToolError as error:
                 text = self.host.mask_error(replace_surrogates(str(error)))
                 return failed_outcome(text, ErrorType.UNAVAILABLE, retryable=True)
