@@ -338,9 +338,10 @@ class ToolDispatcher:
         Raises:
             CallPaused: if it waits for external input.
         """
-        call, tool = job.call, job.tool
         if job.refusal is not None:
             return job.refusal
+        call = job.call
+        tool = job.tool
         if tool is None:
             return failed_outcome(
                 result_text.unknown_tool_text(call.name, self.host.list_tool_names(self.registry)),
