@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
@@ -71,7 +71,7 @@ def wrap_background_functions(agent: RunnableAgent, tools: ToolRegistry) -> Tool
 
 def _make_run_tool(agent: RunnableAgent, tool: Tool[..., Any]) -> Tool[..., Any]:
     seconds = TIMEOUT_S if tool.timeout_s is None else tool.timeout_s
-    build: Callable[..., RunnableAgent] = type(agent)  # without what the agent does beside its calls
+    build = cast("Callable[..., RunnableAgent]", type(agent))  # without what the agent does beside its calls
     caller = build(
         CallOnce(tool.name),
         tools=[attrs.evolve(tool, background=False, timeout_s=seconds)],
