@@ -93,6 +93,14 @@ FURTHER = (
             ),
         ),
     ),
+    e.ChildReported(
+        call_id="t6.7",
+        pending=(Pending(kind=PendingKind.QUESTION, run_id="order-17.t6.7", call_id="t1.0", tool="ask_user"),),
+    ),
+    e.ChildReported(
+        call_id="t6.7",
+        result=ToolResult(call_id="t6.7", tool="researcher", outcome=Outcome.DONE, content="Three sources agree."),
+    ),
 )
 
 FORMAT_5 = Format(
@@ -112,6 +120,7 @@ FORMAT_5 = Format(
             *((NativeReply, name) for name in ("model", "prefix")),
             ErrorType.WITHHELD,
             e.AttemptFailed,
+            e.ChildReported,
             *((e.ApprovalAsked, name) for name in ("tools", "by", "arguments", "key")),
             (Input, "by"),
             (Approve, "edit_only"),
