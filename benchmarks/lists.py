@@ -10,6 +10,7 @@ their number.
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ from agentfsm.core.events import ApprovalAsked, Event, Failed, Observed
 from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Feedback, Filter, Store
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
-from agentfsm.testing.conformance.helpers import FAR_FUTURE, FINAL_ANSWER, build_turn, make_header
+from agentfsm.testing.conformance.helpers import FAR_FUTURE, build_answer, build_turn, make_header
 from benchmarks.rows import CPU, MS, US, WALL, size_of
 
 RUNS: Final = 100_000
@@ -42,10 +44,17 @@ def store_of(place: str) -> Store:
     return PostgresStore(place) if place.startswith("postgres") else SQLiteStore(place)
 
 
+def words_of(number: int, count: int) -> str:
+    """Return words of a text: of 20,000, the first of which are the most frequent, as in a language."""
+    dice = random.Random(number)
+    return " ".join([f"word{int(20_000 ** dice.random())}" for _ in range(count)])
+
+
 def header_of(number: int) -> Header:
     """Return the header of a run: who has it depends on its number."""
     return make_header(
         f"run-{number:08}",
+        prompt=f"Order {number}: {words_of(number, 20)}",
         agent="rare" if number % 10_000 == 0 else f"agent{number % 2}",
         user=f"u{number % 1_000}",
         session=f"s{number % 1_000}" if number % HUNDRED > 3 else None,
@@ -67,7 +76,9 @@ def events_of(number: int, head: Header) -> tuple[Event, ...]:
         case 3:
             return ()
         case _:
-            return (*begun, attrs.evolve(FINAL_ANSWER, at=at))
+            answer = build_answer(number * 37 % 1_000 / 1_000, number * 53 % 600 / 10)
+            said = AssistantMessage(text=words_of(-number, 100))
+            return (*begun, attrs.evolve(answer, at=at, message=said))
 
 
 async def fill(store: Store, runs: int, done: int) -> None:
@@ -148,11 +159,29 @@ async def measure(place: str, runs: int) -> None:
         "agent, ready": Filter(agent="agent1", ready_by=now),
         "active": Filter(active_at=now),
         "tenant, active": Filter(tenant="t8", active_at=now),
+        "callers": Filter(parent="", tenant="", purpose=""),
+        "completed, since the middle": Filter(stop_reason=StopReason.COMPLETED, since=middle),
+        "turns were used up": Filter(stop_reason=StopReason.MAX_TURNS),
+        "cost of $0.999 and more": Filter(min_cost_usd=0.999),
+        "agent with few runs, up to 10 s": Filter(agent="rare", max_duration_s=10.0),
+        "release without runs, cost of $0.5 and more": Filter(release="none", min_cost_usd=0.5),
     }
     for name, where in filters.items():
         await told(name, lambda where=where: store.runs(where))  # type: ignore[misc]
-    for name in ("all", "user", "agent", "waiting", "agent, waiting", "not over", "rating up to 2", "agent, ready"):
-        await told(f"count: {name}", lambda name=name: store.count(filters[name]))  # type: ignore[misc]
+    for name in (
+        "all",
+        "user",
+        "user without runs",
+        "agent",
+        "agent with few runs",
+        "tenant",
+        "user, before the middle",
+    ):
+        for order in ("cost", "duration"):
+            await told(f"{order}: {name}", lambda name=name, order=order: store.runs(filters[name], order=order))  # type: ignore[misc]
+    await told("cost: after half", lambda: store.runs(order="cost", after=(0.5, "")))
+    for name in filters:
+        await told(f"count: {name}", lambda name=name: store.count(filters[name], limit=1_000_000))  # type: ignore[misc]
     await store.aclose()
 
 

@@ -61,11 +61,13 @@ from agentfsm.journal.run_status import RunStatus, read_status
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
+    RUN_ORDER,
     STORE,
     TIMESTAMP,
     Clock,
     Durability,
     Filter,
+    RunOrder,
     RunSummary,
     Store,
     SystemClock,
@@ -180,27 +182,24 @@ class Runs:
         return await self.store.runs(Filter(parent=run_id), limit=_MAX_CHILDREN)
 
     async def list(
-        self, where: Filter = ALL_RUNS, *, limit: int = 100, subagents: bool = True
+        self, where: Filter = ALL_RUNS, *, limit: int = 100, subagents: bool = True, order: RunOrder = "newest"
     ) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match a filter, newest first; `iterate` returns all of them.
+        """Return the first runs that match a filter, by default the newest; `iterate` returns all of them.
 
         Args:
             where: Filter of the runs.
             limit: Maximum number of runs, 1 or more.
             subagents: Whether to include the runs of sub-agents.
+            order: "newest", or "cost" or "duration" for the dearest or the longest of the runs that are over.
 
         Raises:
             MisuseError: when an argument has the wrong type, or `limit` is below 1.
         """
         FILTER.check("list", "where", where)
         COUNT.check("list", "limit", limit)
-        size = limit
-        while True:
-            page = await self.store.runs(where, limit=size)
-            shown = [each for each in page if subagents or each.parent is None]
-            if len(shown) >= limit or len(page) < size:
-                return tuple(shown[:limit])
-            size *= 4  # read again from the start: two pages could miss a run that begins between them
+        RUN_ORDER.check("list", "order", order)
+        roots = where if subagents or where.parent is not None else attrs.evolve(where, parent="")
+        return await self.store.runs(roots, limit=limit, order=order)
 
     def iterate(self, where: Filter = ALL_RUNS) -> AsyncIterator[RunSummary]:
         """Return all runs that match a filter, newest first, each once: `async for summary in runs.iterate(): ...`.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 from agentfsm.agents.agent import DRAIN_S, WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.cli.argument_types import (
@@ -39,8 +39,10 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
+from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.ports.store import RunOrder
 from agentfsm.stores.home import DEFAULT_STORE, HOME_FOLDER
 from agentfsm.stores.loading import mask_password
 
@@ -337,13 +339,30 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
     runs.add_argument("--user", metavar="NAME", help="only runs of this user")
     runs.add_argument("--state", choices=[str(state) for state in State], help="only runs in this state")
+    runs.add_argument(
+        "--stop-reason", choices=[str(each) for each in StopReason], help="only runs that ended for this reason"
+    )
+    runs.add_argument("--release", metavar="NAME", help="only runs of this release of an agent")
     runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
     runs.add_argument(
         "--stranded", action="store_true", help="only runs that are ready and that no worker takes, with the reason"
     )
     _add_purpose(runs)
     runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
+    runs.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="only runs created on this date or later, such as 7d"
+    )
     runs.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
+    runs.add_argument("--min-cost", metavar="USD", type=parse_usd, help="only runs that have cost this much or more")
+    runs.add_argument(
+        "--min-duration", metavar="SECONDS", type=parse_seconds, help="only runs that were executed for this long"
+    )
+    runs.add_argument(
+        "--sort",
+        choices=get_args(RunOrder),
+        default="newest",
+        help="order: newest first, or of the runs that are over the dearest or the longest (default: %(default)s)",
+    )
     runs.add_argument(
         "--max-rating", metavar="1-5", type=parse_rating, help="only runs with this rating or a worse one"
     )

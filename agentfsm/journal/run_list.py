@@ -12,7 +12,7 @@ import attrs
 from agentfsm._lib.fairness import StepThrottle
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
-from agentfsm.ports.store import Filter, RunSummary, Store
+from agentfsm.ports.store import ORDER_FIELDS, Filter, RunOrder, RunSummary, Store
 
 # Runs per page.
 PAGE_SIZE: Final = 100
@@ -20,7 +20,7 @@ PAGE_SIZE: Final = 100
 
 @attrs.define(eq=False, repr=False)
 class RunIterator(AsyncIterator[RunSummary]):
-    """Iterator over the runs that match a filter, newest first.
+    """Iterator over the runs that match a filter, by default newest first.
 
     Runs that begin after the first page was read may be missing. It is safe to break out of the loop at any time.
     """
@@ -28,6 +28,10 @@ class RunIterator(AsyncIterator[RunSummary]):
     _store: Store
     _where: Filter
     page_size: int = PAGE_SIZE
+    _order: RunOrder = "newest"
+    _after: tuple[float, str] | None = None
+    """Value of the order, and id, of the last run on the page, of an order other than the newest."""
+
     _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
     _listed_ids: set[str] = attrs.field(factory=set, init=False)
     """Ids of the listed runs with the latest creation time on the page. Other runs may share that time, so the next
@@ -45,6 +49,9 @@ class RunIterator(AsyncIterator[RunSummary]):
         while not self._summaries:
             if self._is_exhausted:
                 raise StopAsyncIteration
+            if self._order != "newest":
+                await self._read_next_page(self._order)
+                continue
             page = await self._store.runs(self._where, limit=self._limit)
             unlisted = [summary for summary in page if summary.id not in self._listed_ids]
             self._is_exhausted = len(page) < self._limit
@@ -57,6 +64,13 @@ class RunIterator(AsyncIterator[RunSummary]):
             self._where = attrs.evolve(self._where, before=nextafter(last, inf))
             self._summaries.extend(unlisted)
         return self._summaries.popleft()
+
+    async def _read_next_page(self, order: RunOrder) -> None:
+        page = await self._store.runs(self._where, limit=self._limit, order=order, after=self._after)
+        self._is_exhausted = len(page) < self._limit
+        if page:
+            self._after = (getattr(page[-1], ORDER_FIELDS[order]), page[-1].id)
+        self._summaries.extend(page)
 
 
 # Seconds that a run is ready until it counts as stranded: 60 polls of a worker of the store, several leases.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, Literal, Protocol, TypeAlias, get_args
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import attrs
 
@@ -17,7 +17,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON
 from agentfsm.core.run import Run
-from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
+from agentfsm.core.validation import BOOL, NOT_NEGATIVE, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FOLLOWER_LEASE_S, FOLLOWER_POLL_S, FollowedStore, Follower, FollowerStart
 from agentfsm.ports.stored import RATING, Feedback, FollowerStatus, QuotaUse, StoreRecord
@@ -51,6 +51,15 @@ not always of the machine or of a database server.
 """
 
 DURABILITY: Final = require_choice(*get_args(Durability))
+
+RunOrder: TypeAlias = Literal["newest", "cost", "duration"]
+"""The order of a list of runs. "newest": by the time of creation. "cost" and "duration": the dearest and the longest
+first; these list the runs that are over and whose cost or duration is known.
+"""
+
+RUN_ORDER: Final = require_choice(*get_args(RunOrder))
+# The fields of a summary, and columns of a database, by which the orders besides the newest sort.
+ORDER_FIELDS: Final[Mapping[RunOrder, str]] = {"cost": "cost_usd", "duration": "duration_s"}
 
 
 @attrs.define(eq=False, repr=False)
@@ -243,6 +252,16 @@ class RunSummary(Value):
     purpose: str = ""
     """Purpose of the run, such as "eval"; empty for production."""
 
+    cost_usd: float | None = None
+    """US dollars that the run has cost, as far as prices were known. None while it is not over, if no price was known,
+    and if it ended under an agentfsm that did not record it.
+    """
+
+    duration_s: float | None = None
+    """Seconds that the run was executed, without its waits. None while it is not over, and if it ended under an
+    agentfsm that did not record it.
+    """
+
     format: int = FORMAT
     """Newest format in which a record of the run's journal or inbox was written. An agentfsm that reads only older
     formats leaves the run alone.
@@ -280,12 +299,16 @@ class Filter(Value):
     """Matches the runs that wait for an external input or decision (True), or the others (False)."""
 
     parent: str | None = attrs.field(default=None, validator=STRING.or_none())
-    """Matches the runs that the run with this id called as tools."""
+    """Matches the runs that the run with this id called as tools; an empty string matches the runs that no run called.
+    """
 
     before: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
     """Matches the runs created earlier, seconds since 1970. Several runs may share one time, so use `Runs.iterate` for
     pages.
     """
+
+    since: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
+    """Matches the runs created at this time or later, seconds since 1970."""
 
     max_rating: int | None = attrs.field(default=None, validator=RATING.or_none())
     """Matches the runs whose newest feedback has at most this rating: 2 for bad runs, 5 for all runs with feedback."""
@@ -310,24 +333,61 @@ class Filter(Value):
     over: bool | None = attrs.field(default=None, validator=BOOL.or_none())
     """Matches the runs that are over (True), or the others (False)."""
 
+    stop_reason: StopReason | None = attrs.field(default=None, validator=require_choice(*StopReason).or_none())
+    """Matches the runs that ended for this reason."""
+
+    min_cost_usd: float | None = attrs.field(default=None, validator=NOT_NEGATIVE.or_none())
+    """Matches the runs that are over and have cost this much or more, US dollars."""
+
+    max_cost_usd: float | None = attrs.field(default=None, validator=NOT_NEGATIVE.or_none())
+    """Matches the runs that are over and have cost this much or less, US dollars."""
+
+    min_duration_s: float | None = attrs.field(default=None, validator=NOT_NEGATIVE.or_none())
+    """Matches the runs that are over and were executed for this long or longer, seconds."""
+
+    max_duration_s: float | None = attrs.field(default=None, validator=NOT_NEGATIVE.or_none())
+    """Matches the runs that are over and were executed for this long or shorter, seconds."""
+
     def matches(self, summary: RunSummary) -> bool:
         """Return whether the run with this summary is selected."""
-        wanted = attrs.asdict(self)
-        before, max_rating, tenant = wanted.pop("before"), wanted.pop("max_rating"), wanted.pop("tenant")
-        ready_by, active_at, user, over = [wanted.pop(name) for name in ("ready_by", "active_at", "user", "over")]
-        ready_at = math.inf if summary.ready_at is None else summary.ready_at
-        return (
-            all(value is None or getattr(summary, name) == value for name, value in wanted.items())
-            and (tenant is None or (summary.tenant or "") == tenant)
-            and (user is None or (summary.user or "") == user)
-            and (over is None or (summary.stop_reason is not None) == over)
-            and (max_rating is None or (summary.rating is not None and summary.rating <= max_rating))
-            and (ready_by is None or ready_at <= ready_by)
-            and (active_at is None or summary.worker is not None or summary.driven or ready_at <= active_at)
-            and (active_at is None or summary.stop_reason is None)
-            and (before is None or summary.created_at < before)
-        )
+        wanted = {name: value for name, value in attrs.asdict(self).items() if value is not None}
+        return all(_MATCHERS.get(name, _is_equal)(summary, name, value) for name, value in wanted.items())
 
+
+def _is_equal(summary: RunSummary, name: str, value: object) -> bool:
+    return bool(getattr(summary, name) == value)
+
+
+def _is_equal_or_absent(summary: RunSummary, name: str, value: object) -> bool:
+    return (getattr(summary, name) or "") == value
+
+
+def _is_at_least(summary: RunSummary, name: str, value: float) -> bool:
+    found = getattr(summary, name.removeprefix("min_"))
+    return found is not None and found >= value
+
+
+def _is_at_most(summary: RunSummary, name: str, value: float) -> bool:
+    found = getattr(summary, name.removeprefix("max_"))
+    return found is not None and found <= value
+
+
+def _is_active(summary: RunSummary, _name: str, value: float) -> bool:
+    is_ready = summary.ready_at is not None and summary.ready_at <= value
+    return summary.stop_reason is None and (summary.worker is not None or summary.driven or is_ready)
+
+
+# The fields of `Filter` that are not compared for equality.
+_MATCHERS: Final[Mapping[str, Callable[[RunSummary, str, Any], bool]]] = {
+    **dict.fromkeys(("user", "tenant", "parent"), _is_equal_or_absent),
+    **dict.fromkeys(("min_cost_usd", "min_duration_s"), _is_at_least),
+    **dict.fromkeys(("max_rating", "max_cost_usd", "max_duration_s"), _is_at_most),
+    "before": lambda summary, _name, value: summary.created_at < value,
+    "since": lambda summary, _name, value: summary.created_at >= value,
+    "ready_by": lambda summary, _name, value: summary.ready_at is not None and summary.ready_at <= value,
+    "active_at": _is_active,
+    "over": lambda summary, _name, value: (summary.stop_reason is not None) == value,
+}
 
 suggest_fields(Filter, session_id="session", status="state", rating="max_rating")
 
@@ -490,8 +550,23 @@ class Store(FollowedStore, Protocol):
         """Return the rows that are not consumed yet, oldest first, including those that are not due yet."""
         ...
 
-    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
+    async def runs(
+        self,
+        where: Filter = ALL_RUNS,
+        *,
+        limit: int = 100,
+        order: RunOrder = "newest",
+        after: tuple[float, str] | None = None,
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter, by default the newest, newest first.
+
+        Args:
+            where: Filter of the runs.
+            limit: Maximum number of runs.
+            order: Order of the list. Runs of the same cost or duration are in the reverse order of their ids.
+            after: Cost or duration, and id, of the run after which the list begins; None for its beginning. Pages of
+                the newest runs begin with `Filter.before`.
+        """
         ...
 
     async def count(self, where: Filter = ALL_RUNS, *, limit: int = 1_000) -> int:

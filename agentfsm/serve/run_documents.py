@@ -50,8 +50,8 @@ def strip_native(document: dict[str, Any], caller: Caller) -> dict[str, Any]:
     return document
 
 
-_ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating")
-_ROW_TIMES: Final = ("created_at", "updated_at")
+_ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating", "release")
+_ROW_AMOUNTS: Final = ("created_at", "updated_at", "cost_usd", "duration_s")
 
 
 async def build_run_document(store: Store, run: Run) -> dict[str, Any]:
@@ -96,7 +96,7 @@ async def build_row_documents(store: Store, rows: Sequence[RunSummary]) -> list[
 
 
 def _build_row(row: RunSummary, status: RunStatus) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _ROW_FIELDS + _ROW_TIMES} | {
+    return {name: getattr(row, name) for name in _ROW_FIELDS + _ROW_AMOUNTS} | {
         "status": status,
         "state": str(row.state),
         "stop_reason": None if row.stop_reason is None else str(row.stop_reason),

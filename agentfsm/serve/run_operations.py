@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import attrs
 from starlette.responses import Response
@@ -11,8 +11,11 @@ from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
 from agentfsm.core.run_ids import build_key_id
 from agentfsm.engine.execution.allowances import build_document
+from agentfsm.ports.store import Filter, RunOrder
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
@@ -20,7 +23,7 @@ from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import check_key, taken_key_error
-from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
+from agentfsm.serve.queries import read_amount, read_choice, read_number, read_text, read_traceparent
 from agentfsm.serve.rate_limits import NO_LIMITS
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
 from agentfsm.serve.run_documents import (
@@ -30,7 +33,7 @@ from agentfsm.serve.run_documents import (
     build_run_document,
     locate_run,
 )
-from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
+from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, count_runs, find_page
 from agentfsm.serve.stream_tokens import create_stream_token
 
 if TYPE_CHECKING:
@@ -65,21 +68,27 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
 
 
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """List runs, newest first: of the caller, or with the scope "approve" of the tenant."""
+    """List runs of the caller, or with the scope "approve" of the tenant, newest first or in another `order`.
+
+    `since` and `before` are seconds since 1970. With `total=true`, `total` is the number of runs on all pages.
+    """
     query = request.query_params
-    rows, after = await find_page(
-        gateway,
-        caller,
-        agent=read_text(query, "agent"),
-        user=read_text(query, "user"),
-        session=read_text(query, "session"),
-        state=None if "state" not in query else read_state(query["state"]),
-        is_waiting=None if "waiting" not in query else query["waiting"] == "true",
-        purpose=read_text(query, "purpose"),
-        limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
-        after=read_text(query, "after"),
+    texts: dict[str, Any] = {name: read_text(query, name) for name in _TEXTS}
+    amounts: dict[str, Any] = {name: read_amount(query, name) for name in _AMOUNTS}
+    where = Filter(
+        **texts,
+        **amounts,
+        state=read_choice(query, "state", State),
+        stop_reason=read_choice(query, "stop_reason", StopReason),
+        waiting=None if "waiting" not in query else query["waiting"] == "true",
+        parent="" if query.get("subagents") == "false" else None,
     )
-    return JSONDocument({"runs": await build_row_documents(gateway.runs.store, rows), "after": after})
+    order = read_choice(query, "order", _ORDERS) or "newest"
+    limit = max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
+    rows, after = await find_page(gateway, caller, where, order=order, limit=limit, after=read_text(query, "after"))
+    total = await count_runs(gateway, caller, where, order) if query.get("total") == "true" else None
+    runs = await build_row_documents(gateway.runs.store, rows)
+    return JSONDocument({"runs": runs, "after": after} | ({"total": total} if "total" in query else {}))
 
 
 async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -289,6 +298,10 @@ async def _accept(gateway: Gateway, run_id: str) -> Response:
     return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(run_id, 0)), 202)
 
 
+# Filters of the list of runs: texts; and times, costs and durations.
+_TEXTS: Final = ("agent", "user", "session", "purpose", "release")
+_AMOUNTS: Final = ("since", "before", "min_cost_usd", "max_cost_usd", "min_duration_s", "max_duration_s")
+_ORDERS: Final[tuple[RunOrder, ...]] = get_args(RunOrder)
 _RUN: Final = "/v1/runs/{run_id}"
 RUNS: Final = RouteGroup(
     name="runs",
@@ -298,7 +311,10 @@ RUNS: Final = RouteGroup(
             method="GET",
             path="/v1/runs",
             handler=list_runs,
-            query=("agent", "user", "session", "state", "waiting", "purpose", "limit", "after"),
+            query=(
+                *(*_TEXTS, *_AMOUNTS, "state", "stop_reason", "waiting", "subagents"),
+                *("order", "total", "limit", "after"),
+            ),
         ),
         Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s", "at")),
         Endpoint(method="DELETE", path=_RUN, handler=delete, scope="admin"),

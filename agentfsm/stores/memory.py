@@ -21,11 +21,13 @@ from agentfsm.ports.followers import BATCH, FOLLOWER_LEASE_S, FOLLOWER_START, Fo
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
+    RUN_ORDER,
     Claim,
     Clock,
     Durability,
     Filter,
     Lease,
+    RunOrder,
     RunSummary,
     Store,
     SystemClock,
@@ -62,6 +64,7 @@ from agentfsm.stores.rules import (
     parse_record,
     record_conflict_error,
     resolve_duplicate_post,
+    sort_summaries,
     store_closed_error,
     successor_exists_error,
 )
@@ -494,13 +497,21 @@ class MemoryStore(Store):
             record = self._record(run_id)
             return StoredRun(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
 
-    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
+    async def runs(
+        self,
+        where: Filter = ALL_RUNS,
+        *,
+        limit: int = 100,
+        order: RunOrder = "newest",
+        after: tuple[float, str] | None = None,
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter, by default the newest."""
+        RUN_ORDER.check("runs", "order", order)
         with self._lock:
             self._check_open()
             lines = [record.summary for record in reversed(self._records.values())]
         taken = [line for line in lines if where.matches(line)]
-        return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
+        return tuple(sort_summaries(taken, order, after)[: max(limit, 0)])
 
     def _is_due(self, row: PostedItem) -> bool:
         at = due_at(row.item)

@@ -19,7 +19,7 @@ from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
-from agentfsm.ports.store import RunSummary
+from agentfsm.ports.store import ORDER_FIELDS, RunOrder, RunSummary
 from agentfsm.ports.stored import (
     MAX_KEY_CHARS,
     MAX_RECORD_BYTES,
@@ -31,7 +31,7 @@ from agentfsm.ports.stored import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
@@ -59,7 +59,8 @@ EXPIRED_PER_WRITE: Final = 10
 MAX_INBOX_ROWS: Final = 1_000
 # The indexes of lists, newest first, in SQLite and PostgreSQL. Those of all runs have columns that never change. The
 # others have few runs, and enough columns to find those of a user, an agent and a tenant among them.
-_ORDER_AND_WHOSE: Final = 'created_at, number, agent, "user", tenant'
+_WHOSE: Final = 'agent, "user", tenant'
+_ORDER_AND_WHOSE: Final = f"created_at, number, {_WHOSE}"
 LIST_INDEXES: Final[Mapping[str, str]] = {
     "runs_by_user": "runs ((coalesce(\"user\", '')), created_at, number, agent, tenant)",
     "runs_by_agent": "runs (agent, created_at, number, tenant, release)",
@@ -68,10 +69,23 @@ LIST_INDEXES: Final[Mapping[str, str]] = {
     "runs_failed": f"runs ({_ORDER_AND_WHOSE}) WHERE stop_reason <> 'completed'",
     "runs_rated": f"runs ({_ORDER_AND_WHOSE}, rating) WHERE rating IS NOT NULL",
 }
+# Those of searches and of the other orders: all that a filter may want of a run that is over, but its text, is compared
+# in them, without reading its row. Costs and durations are written once a run is over, so that an append changes none.
+SEARCH_INDEXES: Final[Mapping[str, str]] = {
+    "runs_listed": f"runs ({_ORDER_AND_WHOSE}, parent, purpose, release, stop_reason, cost_usd, duration_s)",
+    **{
+        f"runs_by_{name.partition('_')[0]}": f"runs ({name}, id, {_WHOSE}, created_at, parent, purpose, release, "
+        f"stop_reason) WHERE {name} IS NOT NULL"
+        for name in ORDER_FIELDS.values()
+    },
+}
 # The conditions of the fields of `Filter` that are not compared for equality with a column of their name.
 _CONDITIONS: Final[Mapping[str, str]] = {
     "before": "created_at < ?",
+    "since": "created_at >= ?",
     "max_rating": "rating <= ?",
+    **{f"min_{name}": f"{{sign}}{name} >= ?" for name in ORDER_FIELDS.values()},
+    **{f"max_{name}": f"{{sign}}{name} <= ?" for name in ORDER_FIELDS.values()},
     "ready_by": "ready_at <= ?",
     "active_at": "(owner IS NOT NULL OR ready_at <= ?) AND stop_reason IS NULL",
 }
@@ -346,10 +360,27 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
         prompt=preview_prompt(run.header),
         ready_at=ready_at,
         rating=rating,
+        cost_usd=run.usage.cost_usd if run.is_over else None,
+        duration_s=run.duration_s if run.is_over else None,
         tenant=run.header.tenant,
         release=run.header.release,
         purpose=run.header.purpose,
     )
+
+
+def sort_summaries(lines: Iterable[RunSummary], order: RunOrder, after: tuple[float, str] | None) -> list[RunSummary]:
+    """Return the runs in the order of a list, from the one after `after` on; see `Store.runs`.
+
+    Args:
+        lines: The runs, of which those created last at the same time come first.
+        order: Order of the list.
+        after: Value of the order, and id, of the run after which the list begins.
+    """
+    if (column := ORDER_FIELDS.get(order)) is None:
+        return sorted(lines, key=lambda line: line.created_at, reverse=True)
+    keyed = [((getattr(line, column), line.id), line) for line in lines if getattr(line, column) is not None]
+    taken = [(key, line) for key, line in keyed if after is None or key < after]
+    return [line for _key, line in sorted(taken, key=lambda pair: pair[0], reverse=True)]
 
 
 def wants_open(where: Filter) -> bool:
@@ -358,19 +389,44 @@ def wants_open(where: Filter) -> bool:
     return is_open or where.state not in {None, State.DONE, State.ERROR}
 
 
-def build_condition(where: Filter, plus: str = "", *, is_list: bool = True) -> tuple[str, list[Any]]:
+def build_list(
+    where: Filter, order: RunOrder = "newest", after: tuple[float, str] | None = None, plus: str = ""
+) -> tuple[str, list[Any]]:
+    """Return the WHERE and the ORDER BY clause of a list, with `?` for each value, and the values; see `Store.runs`.
+
+    Args:
+        where: The filter of the runs.
+        order: Order of the list.
+        after: Value of the order, and id, of the run after which the list begins.
+        plus: As in `build_condition`.
+    """
+    clause, values = build_condition(where, plus, order=order)
+    if (column := ORDER_FIELDS.get(order)) is None:
+        return f"{clause} ORDER BY created_at DESC, number DESC", values
+    clause = f"{clause} AND {column} IS NOT NULL" if clause else f"WHERE {column} IS NOT NULL"
+    if after is not None:
+        clause, values = f"{clause} AND ({column}, id) < (?, ?)", [*values, *after]
+    return f"{clause} ORDER BY {column} DESC, id DESC", values
+
+
+def build_condition(
+    where: Filter, plus: str = "", *, order: RunOrder = "newest", is_list: bool = True
+) -> tuple[str, list[Any]]:
     """Return the WHERE clause of a filter, with `?` for each value, and the values. It may be empty.
 
     Args:
         where: The filter.
         plus: "+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that
             the index remains that has the runs of the filter in the order of a list, and few others.
+        order: Order of the list.
         is_list: False for a number, for which an index in another order may be better.
     """
     wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
     is_open = wants_open(where)
-    is_rare = is_open or where.waiting or where.state is State.ERROR or not wanted.keys().isdisjoint(_RARE)
-    leads = ("id", "session", "parent", *(() if is_rare else ("user", "agent", "tenant")))
+    is_failed = where.state is State.ERROR or where.stop_reason not in {None, StopReason.COMPLETED}
+    is_rare = is_open or where.waiting or is_failed or not wanted.keys().isdisjoint(_RARE)
+    common = () if is_rare else ("user",) if order in ORDER_FIELDS else ("user", "agent", "tenant")
+    leads = ("id", "session", "parent", *common)
     lead = next((name for name in leads if wanted.get(name)), None if is_rare else "user")
     if not is_list and is_open:
         lead, plus = None, ""
@@ -378,18 +434,18 @@ def build_condition(where: Filter, plus: str = "", *, is_list: bool = True) -> t
     values: list[Any] = []
     for name, value in wanted.items():
         sign = "" if name == lead else plus
-        if name == "tenant" and not value:
-            tests.append(f"{sign}tenant IS NULL")
+        if name in {"tenant", "parent"} and not value:
+            tests.append(f"{sign}{name} IS NULL")
         elif name == "over":
             tests.append("stop_reason IS NOT NULL" if value else "stop_reason IS NULL")
         elif name == "waiting":
             tests.append("waiting" if value else "NOT waiting")
         else:
             column = "coalesce(\"user\", '')" if name == "user" else f'"{name}"'
-            tests.append(_CONDITIONS.get(name, f"{sign}{column} = ?"))
+            tests.append(_CONDITIONS.get(name, "{sign}{column} = ?").format(sign=sign, column=column))
             values.append(str(value) if isinstance(value, str) else value)  # not enums
     # What the others imply, to name an index.
-    if where.state is State.ERROR:
+    if is_failed:
         tests.append("stop_reason <> 'completed'")
     elif is_open and (is_list or where.ready_by is None):
         tests.append("stop_reason IS NULL")

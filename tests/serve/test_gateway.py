@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from agentfsm import Agent, MisuseError, tool
+from agentfsm.core.events import Observed
 from agentfsm.serve import APIKeys, Caller, serve
 from agentfsm.serve.access import add_key, remove_keys
 from agentfsm.serve.app import ROUTE_GROUPS, build_openapi
@@ -15,6 +16,7 @@ from agentfsm.serve.endpoints import MAX_BODY_BYTES
 from agentfsm.serve.event_stream import format_position, parse_position
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing.conformance.helpers import LeasedRun, build_answer, create_finished_run, make_header
 from tests.support.gateway_client import events_of, named, pay, paying, read_caller, serving
 
 ENDPOINTS = [each for group in ROUTE_GROUPS for each in group.endpoints]
@@ -239,6 +241,41 @@ async def test_lists_show_the_callers_runs_only():
         assert await listed(named("eve", "acme", "approve")) == ["ann", "ann", "bob", "ann"]
         assert await listed(named("eve", "acme", "approve"), user="bob") == ["bob"]
         assert await listed(named("eve", "nobody", "admin")) == []
+
+
+async def test_a_list_is_filtered_sorted_and_counted():
+    """By the store: pages of any order have all runs once, and the total is theirs; a wrong filter is refused."""
+    store = MemoryStore()
+    for number, (usd, user) in enumerate([(0.1, "ann"), (0.3, "ann"), (None, "ann"), (0.3, "bob"), (9.0, "ann")]):
+        driver = await LeasedRun.create(
+            store,
+            make_header(f"r{number}", created_at=float(number), agent="other" if usd == 9.0 else "shop", user=user),
+        )
+        await driver.append(Observed(), build_answer(usd, 10.0 - number)).wait()
+        await driver.release()
+    await create_finished_run(store, make_header("below", created_at=9.0, agent="shop", user="ann", parent="r0"))
+    async with serving(Agent(ScriptedModel(), name="shop", store=store)) as client:
+
+        async def listed(**query):
+            ids, after = [], None
+            while True:
+                params = {"limit": 1, "total": "true", "subagents": "false", **query}
+                page = (await client.get("/v1/runs", params=params | ({"after": after} if after else {}))).json()
+                ids += [row["id"] for row in page["runs"]]
+                if (after := page["after"]) is None:
+                    assert page["total"] in {len(ids), None}
+                    return ids
+
+        assert await listed() == ["r3", "r2", "r1", "r0"]
+        assert await listed(subagents="true") == ["below", "r3", "r2", "r1", "r0"]
+        assert await listed(order="cost") == ["r3", "r1", "r0"]
+        assert await listed(order="duration", user="ann", max_duration_s=9) == ["r1", "r2"]
+        assert await listed(since=1, before=3, stop_reason="completed") == ["r2", "r1"]
+        assert await listed(min_cost_usd=0.2, agent="other") == []
+        row = (await client.get("/v1/runs", params={"order": "cost"})).json()["runs"][0]
+        assert (row["id"], row["cost_usd"], row["duration_s"], row["release"]) == ("r3", 0.3, 7.0, "")
+        for wrong in ({"order": "cheapest"}, {"min_cost_usd": "-1"}, {"since": "nan"}, {"stop_reason": "x"}):
+            assert (await client.get("/v1/runs", params=wrong)).status_code == 400, wrong
 
 
 async def test_a_session_is_its_callers():

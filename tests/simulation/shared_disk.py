@@ -501,9 +501,9 @@ class Handle(Store):
         """Read the journal."""
         return await self._do("read", lambda: at_once(self.disk.read(run_id, after)))
 
-    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
+    async def runs(self, where: Filter = ALL_RUNS, **options: Any) -> tuple[RunSummary, ...]:
         """List."""
-        return await self._do("read", lambda: at_once(self.disk.runs(where, limit=limit)))
+        return await self._do("read", lambda: at_once(self.disk.runs(where, **options)))
 
     async def delete(self, run_id: str) -> None:
         """Nobody deletes here."""

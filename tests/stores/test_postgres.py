@@ -606,7 +606,7 @@ async def test_workers_may_make_the_tables_at_once(shared_postgres, postgres_des
     [
         ("CREATE TABLE {s}.runs (distance float)", StoreError, "tables of another program.*give another schema"),
         (
-            "CREATE VIEW {s}.layout AS SELECT 404 AS version, 2 AS other",
+            "CREATE VIEW {s}.layout AS SELECT 405 AS version, 2 AS other",
             CorruptError,
             "lacks the tables events, feedback, follow",
         ),

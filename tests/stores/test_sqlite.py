@@ -14,6 +14,7 @@ import pytest
 from agentfsm import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Filter
@@ -685,7 +686,15 @@ def test_no_placeholder_has_a_number():
 
 # The index that has the runs of each filter, newest first, and few others.
 FILTERS_BY_INDEX = {
-    "runs_by_time": [Filter(), Filter(before=9.0), Filter(over=True), Filter(state=State.DONE), Filter(waiting=False)],
+    "runs_listed": [
+        Filter(),
+        Filter(before=9.0),
+        Filter(since=1.0, before=9.0, parent=""),
+        Filter(over=True),
+        Filter(state=State.DONE),
+        Filter(stop_reason=StopReason.COMPLETED, min_cost_usd=1.0, max_duration_s=2.0),
+        Filter(waiting=False),
+    ],
     "runs_by_user": [Filter(user="u"), Filter(user=""), Filter(user="u", agent="a", before=9.0, tenant="")],
     "runs_by_agent": [Filter(agent="a"), Filter(agent="a", user=""), Filter(agent="a", tenant="t", release="2")],
     "runs_by_tenant": [Filter(tenant="t"), Filter(tenant="t", state=State.DONE)],
@@ -696,9 +705,35 @@ FILTERS_BY_INDEX = {
         Filter(ready_by=9.0),
         Filter(active_at=9.0),
     ],
-    "runs_failed": [Filter(state=State.ERROR), Filter(state=State.ERROR, user="u", agent="a", tenant="")],
+    "runs_failed": [
+        Filter(state=State.ERROR),
+        Filter(stop_reason=StopReason.TIMEOUT),
+        Filter(state=State.ERROR, user="u", agent="a", tenant=""),
+    ],
     "runs_rated": [Filter(max_rating=2), Filter(max_rating=2, agent="a", tenant="t")],
 }
+
+
+async def test_each_order_of_a_list_has_an_index(tmp_path, monkeypatch):
+    """A page of the dearest or longest runs is read in their order, and the runs of a user by theirs."""
+    store, plans = SQLiteStore(tmp_path / "runs.db"), []
+    execute = sqlite._SQLiteBackend.execute
+
+    def explain(self, sql, parameters=()):
+        if "ORDER BY cost_usd" in sql or "ORDER BY duration_s" in sql:
+            plans.append([step for *_, step in execute(self, f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall()])
+        return execute(self, sql, parameters)
+
+    monkeypatch.setattr(sqlite._SQLiteBackend, "execute", explain)
+    await store.runs(Filter(agent="a", tenant="", min_duration_s=1.0), order="cost", after=(0.5, "r1"))
+    await store.runs(Filter(parent="", since=5.0), order="duration")
+    await store.runs(Filter(user="u"), order="cost")
+    await store.aclose()
+    assert [" ".join(plan) for plan in plans] == [
+        "SEARCH runs USING INDEX runs_by_cost (cost_usd>? AND (cost_usd,id)<(?,?))",
+        "SEARCH runs USING INDEX runs_by_duration (duration_s>?)",
+        "SEARCH runs USING INDEX runs_by_user (<expr>=?) USE TEMP B-TREE FOR ORDER BY",
+    ]
 
 
 @pytest.mark.parametrize("index", FILTERS_BY_INDEX)

@@ -5,21 +5,27 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from agentfsm.stores.rules import LIST_INDEXES
+from agentfsm.stores.rules import LIST_INDEXES, SEARCH_INDEXES
 
-# What tables 6.5 of SQLite have and tables 6.0 had not, undone: records, releases and purposes of runs, and indexes.
+# What tables 6.6 of SQLite have and tables 6.0 had not, undone: records, releases, purposes, costs and durations of
+# runs, and indexes.
 _SQLITE_600 = f"""
 DROP INDEX runs_unfinished;
-{"".join(f"DROP INDEX {name};" for name in LIST_INDEXES)}
+{"".join(f"DROP INDEX {name};" for name in (*LIST_INDEXES, *SEARCH_INDEXES))}
+CREATE INDEX IF NOT EXISTS runs_by_time ON runs (created_at);
 DROP TABLE records;
 ALTER TABLE runs DROP COLUMN release;
 ALTER TABLE runs DROP COLUMN purpose;
+ALTER TABLE runs DROP COLUMN cost_usd;
+ALTER TABLE runs DROP COLUMN duration_s;
 PRAGMA user_version = 600
 """
-# The same of tables 4.3 of PostgreSQL.
+# The same of tables 4.5 of PostgreSQL.
 _POSTGRES_400 = (
     "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records, {s}.sleepers; DROP SEQUENCE {s}.revisions; "
-    "ALTER TABLE {s}.runs DROP COLUMN release, DROP COLUMN purpose; UPDATE {s}.layout SET version = 400"
+    "ALTER TABLE {s}.runs DROP COLUMN release, DROP COLUMN purpose, DROP COLUMN cost_usd, "
+    "DROP COLUMN duration_s; CREATE INDEX IF NOT EXISTS runs_by_time ON {s}.runs (created_at, number); "
+    "UPDATE {s}.layout SET version = 400"
 )
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """
@@ -99,7 +105,7 @@ def to_sqlite_3(path, version=3):
 
 def to_postgres_400(desk, schema):
     """Make a schema one of tables 4.0."""
-    for name in LIST_INDEXES:
+    for name in (*LIST_INDEXES, *SEARCH_INDEXES):
         desk.execute(f"DROP INDEX {schema}.{name}")
     desk.execute(_POSTGRES_400.replace("{s}", schema))
 

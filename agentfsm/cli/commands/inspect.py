@@ -31,6 +31,7 @@ from agentfsm.cli.resolve.store_location import open_existing_store, resolve_loc
 from agentfsm.core import machine as diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
+from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.core.text_safety import strip_unsafe
@@ -59,7 +60,12 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         state=None if args.state is None else State(args.state),
         waiting=True if args.waiting else None,
         parent=args.parent,
+        stop_reason=None if args.stop_reason is None else StopReason(args.stop_reason),
+        release=args.release,
+        since=args.since,
         before=args.before,
+        min_cost_usd=args.min_cost,
+        min_duration_s=args.min_duration,
         max_rating=args.max_rating,
         purpose=args.purpose if args.session is None and args.parent is None else args.purpose or None,
     )
@@ -69,7 +75,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     is_whole = args.all or args.parent is not None
 
     async def act() -> tuple[Sequence[RunSummary], Sequence[RunStatus]]:
-        rows = await Runs(store).list(where, limit=args.limit, subagents=is_whole)
+        rows = await Runs(store).list(where, limit=args.limit, subagents=is_whole, order=args.sort)
         return rows, await list_statuses(store, rows)
 
     found, statuses = run_in_store(store, act)

@@ -17,6 +17,7 @@ from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
+from agentfsm.ports.store import Filter
 from agentfsm.serve.access import Caller
 from agentfsm.serve.errors import SERVER_FAILED, explain_error
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text
@@ -221,7 +222,11 @@ class CallerRunTools:
             after: `after` of the page before.
         """
         rows, more = await find_page(
-            self.gateway, ctx.deps, agent=agent, session=session, is_waiting=waiting, limit=limit, after=after
+            self.gateway,
+            ctx.deps,
+            Filter(agent=agent, session=session, waiting=waiting),
+            limit=limit,
+            after=after,
         )
         statuses = await list_statuses(self.gateway.runs.store, rows)
         runs: list[RunRow] = [

@@ -9,7 +9,7 @@ from typing import Final
 
 from agentfsm.ports.stored import QUOTA_WINDOW_S
 from agentfsm.stores.postgres.connection import LISTENER_PREFIX, NOW, PostgresTables
-from agentfsm.stores.rules import LIST_INDEXES, SUMMARY_COLUMNS, UNRECORDED_FORMAT
+from agentfsm.stores.rules import LIST_INDEXES, SEARCH_INDEXES, SUMMARY_COLUMNS, UNRECORDED_FORMAT
 from agentfsm.stores.threaded.store import MAX_LEASE_S
 
 # Seconds that the row of a worker is kept after its end, for the analysis of incidents.
@@ -38,6 +38,7 @@ _FOLLOWER_INDEXES: Final = {
 _LATE_INDEXES: Final = {
     **_FOLLOWER_INDEXES,
     **LIST_INDEXES,
+    **SEARCH_INDEXES,
     "runs_by_tenant": "runs (tenant, created_at, number) WHERE tenant IS NOT NULL",
     # For limits of the runs of a user, and of a tenant, that are not over.
     "runs_unfinished": 'runs (tenant, "user") WHERE stop_reason IS NULL',
@@ -146,7 +147,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 
 TABLES: Final = PostgresTables(
-    version=404,
+    version=405,
     names=frozenset(
         {
             "layout",
@@ -209,9 +210,10 @@ TABLES: Final = PostgresTables(
             tenant      text,
             release     text NOT NULL DEFAULT '',  -- only workers that have it claim the run; empty for none
             purpose     text NOT NULL DEFAULT '',  -- "eval", ...; empty for production
+            cost_usd    float8,            -- NULL while it is not over, and for unknown
+            duration_s  float8,            -- likewise
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
-        CREATE INDEX runs_by_time ON runs (created_at, number);
         CREATE INDEX runs_by_session ON runs (session, number) WHERE session IS NOT NULL;
         CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL;
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
@@ -271,6 +273,7 @@ TABLES: Final = PostgresTables(
         401: "ALTER TABLE runs ADD COLUMN release text NOT NULL DEFAULT ''",
         402: "ALTER TABLE runs ADD COLUMN purpose text NOT NULL DEFAULT ''",
         403: _SLEEPER_TABLE,
+        404: "ALTER TABLE runs ADD COLUMN cost_usd float8, ADD COLUMN duration_s float8",
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -294,9 +297,9 @@ LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT_RUN: Final = """
 WITH run AS (
     INSERT INTO runs (id, session, after, parent, agent, "user", tenant, release, purpose, prompt, created_at,
-                      state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
-                      token, crashes, owner, seen, seen_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,
+                      state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format, cost_usd,
+                      duration_s, token, crashes, owner, seen, seen_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
             nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
 header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
@@ -443,15 +446,16 @@ WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
         turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
-        format = greatest(runs.format, new.format),
+        format = greatest(runs.format, new.format), cost_usd = new.cost_usd, duration_s = new.duration_s,
         crashes = CASE WHEN runs.turn <> new.turn THEN 0 WHEN new.paused THEN least(runs.crashes, 1)
                   ELSE runs.crashes END,
         alone = CASE WHEN new.paused THEN 0 ELSE runs.alone END,
         change = CASE WHEN new.paused OR new.state IN ('done', 'error') THEN NULL ELSE runs.change END
     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
-                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::integer[], %s::boolean[])
+                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::integer[], %s::float8[], %s::float8[],
+                %s::boolean[])
          AS new (id, token, owner, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
-                 format, paused)
+                 format, cost_usd, duration_s, paused)
     WHERE runs.id = new.id AND runs.owner = new.owner AND runs.token = new.token AND runs.version = new.before
     RETURNING runs.id, runs.number, runs.watched_until),
 recorded AS (
@@ -509,7 +513,6 @@ FORGET_SLEEPERS: Final = "DELETE FROM sleepers WHERE worker = %s"
 WATCH_RUNS: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
 SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
 COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT FROM runs {clause} LIMIT %s) AS found"
-NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
 SELECT_DESCENDANTS: Final = """
 WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ANY(%s)

@@ -27,7 +27,7 @@ from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
-from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunOrder, RunSummary, lease_lost_error
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic
@@ -37,6 +37,7 @@ from agentfsm.stores.rules import (
     PATIENCE_S,
     SUMMARY_COLUMNS,
     build_condition,
+    build_list,
     caller_open_error,
     check_deadline,
     check_format,
@@ -526,11 +527,13 @@ class _PostgresBackend(PostgresConnection):
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
-        clause, values = build_condition(where)
+    def runs(
+        self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter."""
+        clause, values = build_list(where, order, after)
         clause = clause.replace("?", "%s")
-        rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
+        rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} LIMIT %s", (*values, limit)).fetchall()
         living = self._find_living_owners()
         return tuple(self._parse_summary(living, *row) for row in rows)
 

@@ -30,7 +30,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.validation import SECONDS, require_choice
-from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.store import ORDER_FIELDS, Claim, Filter, Lease, RunOrder, RunSummary, lease_lost_error
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.redis.server import (
     DEFAULT_PREFIX,
@@ -61,6 +61,7 @@ from agentfsm.stores.rules import (
     parse_summary,
     preview_prompt,
     resolve_duplicate_post,
+    sort_summaries,
     successor_exists_error,
     wants_open,
 )
@@ -113,10 +114,20 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "release": bytes.decode,
     "purpose": bytes.decode,
     "crashes": int,
+    "cost_usd": lambda value: float(value) if value else None,
+    "duration_s": lambda value: float(value) if value else None,
     "prompt": bytes.decode,
 }
 # Filters with an index, and the name of the index. For other filters, the list of all runs is searched.
 _INDEXED_FILTERS: Final = {"session": "session", "parent": "below"}
+# Filters that the server does not compare.
+_COMPARED_HERE: Final = (
+    "ready_by",
+    "active_at",
+    "over",
+    "since",
+    *[f"{end}_{name}" for name in ORDER_FIELDS.values() for end in ("min", "max")],
+)
 _CANCEL_FIRST: Final = "is being driven; cancel it before you delete it"
 
 
@@ -352,14 +363,16 @@ class _RedisBackend(RedisServer):
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
-        index = next((name for name in _INDEXED_FILTERS if getattr(where, name) is not None), None)
-        lines = (line for line in self._iter_summaries(where, index, limit) if where.matches(line))
-        if index is None:
-            return tuple(islice(lines, limit))
+    def runs(
+        self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter. For an order other than the newest, all of them are read."""
+        index = next((name for name in _INDEXED_FILTERS if getattr(where, name)), None)
+        is_sorted = index is None and order == "newest"
+        lines = self._iter_summaries(where, index, limit if is_sorted else _LINES_PER_CALL)
+        found = (line for line in lines if where.matches(line))
         # An index has the order of the insertions, which may differ from that of `created_at`.
-        return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
+        return tuple(islice(found, limit) if is_sorted else sort_summaries(found, order, after)[:limit])
 
     def _iter_summaries(self, where: Filter, index: str | None, limit: int) -> Iterator[RunSummary]:
         if where.id is not None:
@@ -368,7 +381,7 @@ class _RedisBackend(RedisServer):
             return
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         before, max_rating = wanted.pop("before", math.inf), wanted.pop("max_rating", "")
-        for name in ("ready_by", "active_at", "over"):
+        for name in _COMPARED_HERE:
             wanted.pop(name, None)
         is_open = wants_open(where) or where.active_at is not None or where.waiting
         key, score, size = (
@@ -387,7 +400,7 @@ class _RedisBackend(RedisServer):
         if where.agent is not None and where == Filter(agent=where.agent, ready_by=where.ready_by, purpose=""):
             (_, count) = self.call("count_ready", where.agent)
             return min(int(count), limit)
-        return len(self.runs(where, limit))
+        return len(self.runs(where, limit, "newest", None))
 
     def _parse_summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> RunSummary:
         values: dict[str, Any] = {"id": run_id.decode()}

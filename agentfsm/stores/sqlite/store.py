@@ -35,11 +35,13 @@ from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.ports.store import (
     DURABILITY,
+    ORDER_FIELDS,
     Claim,
     Clock,
     Durability,
     Filter,
     Lease,
+    RunOrder,
     RunSummary,
     SystemClock,
     lease_lost_error,
@@ -51,9 +53,11 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     LIST_INDEXES,
     PATIENCE_S,
+    SEARCH_INDEXES,
     SUMMARY_COLUMNS,
     UNRECORDED_FORMAT,
     build_condition,
+    build_list,
     caller_open_error,
     check_deadline,
     check_format,
@@ -218,6 +222,7 @@ _TENANTS_V6: Final = (
 # For limits of the runs of a user, and of a tenant, that are not over.
 _UNFINISHED_V603: Final = ("CREATE INDEX runs_unfinished ON runs (tenant, user) WHERE stop_reason IS NULL",)
 _LISTS_V604: Final = tuple([f"CREATE INDEX {name} ON {columns}" for name, columns in LIST_INDEXES.items()])
+_SEARCH_V606: Final = tuple([f"CREATE INDEX {name} ON {columns}" for name, columns in SEARCH_INDEXES.items()])
 # The number of a row is the revision of a record: SQLite never gives one twice.
 _RECORDS_V601: Final = (
     """
@@ -247,7 +252,7 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=605,
+    version=606,
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset(
         {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
@@ -287,11 +292,12 @@ SCHEMA: Final = SQLiteSchema(
             tenant      TEXT,
             format      INTEGER NOT NULL,  -- newest format of its records; only workers that read it claim the run
             release     TEXT NOT NULL DEFAULT '', -- only workers that have it claim the run; empty for none
-            purpose     TEXT NOT NULL DEFAULT ''  -- "eval", ...; empty for production
+            purpose     TEXT NOT NULL DEFAULT '', -- "eval", ...; empty for production
+            cost_usd    REAL,              -- NULL while it is not over, and for unknown
+            duration_s  REAL               -- likewise
         )
         """,
         _CREATE_WORKERS,
-        "CREATE INDEX runs_by_time ON runs (created_at)",
         "CREATE INDEX runs_by_session ON runs (session) WHERE session IS NOT NULL",
         *_INDEXES_V2,
         *_INDEXES_V4,
@@ -301,6 +307,7 @@ SCHEMA: Final = SQLiteSchema(
         *_RECORDS_V601,
         *_UNFINISHED_V603,
         *_LISTS_V604,
+        *_SEARCH_V606,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -368,6 +375,11 @@ SCHEMA: Final = SQLiteSchema(
         602: _UNFINISHED_V603,
         603: _LISTS_V604,
         604: ("ALTER TABLE runs ADD COLUMN purpose TEXT NOT NULL DEFAULT ''",),
+        605: (
+            "DROP INDEX runs_by_time",
+            *[f"ALTER TABLE runs ADD COLUMN {name} REAL" for name in ORDER_FIELDS.values()],
+            *_SEARCH_V606,
+        ),
     },
 )
 
@@ -379,9 +391,9 @@ FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
 INSERT INTO runs (id, session, after, parent, agent, user, tenant, release, purpose, prompt, created_at,
-                  state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
-                  token, owner, crashes, alone, company, suspect, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
+                  state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format, cost_usd,
+                  duration_s, token, owner, crashes, alone, company, suspect, seen, seen_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
@@ -436,7 +448,8 @@ SET state = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?, 
 WHERE number = ?
 """
 # SQLite writes the indexes of each column that is set, even to the same value: so these are set only if they change.
-_SET_OUTCOME: Final = "UPDATE runs SET stop_reason = ?, waiting = ? WHERE number = ?"
+_SET_WAITING: Final = "UPDATE runs SET waiting = ? WHERE number = ?"
+_SET_END: Final = "UPDATE runs SET waiting = ?, stop_reason = ?, cost_usd = ?, duration_s = ? WHERE number = ?"
 _RAISE_FORMAT: Final = "UPDATE runs SET format = ? WHERE number = ?"
 _MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
 _SET_RATING: Final = "UPDATE runs SET rating = ?, change = NULL WHERE number = ?"
@@ -485,7 +498,6 @@ UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND ow
 """
 _SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs"  # noqa: S608
 _COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT 1 FROM runs {clause} LIMIT ?)"
-_NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
 _SELECT_OWNED: Final = "SELECT id, owner FROM runs WHERE owner IS NOT NULL"
 _SELECT_DESCENDANTS: Final = """
 WITH RECURSIVE below (number, id) AS (
@@ -792,10 +804,12 @@ class _SQLiteBackend(DatabaseFile):
             self.execute(_MARK_TAKEN, (row.number, number))
         self._write_events(row.number, request.expected_version + 1, request.bodies)
         self._renew(lease_owner(lease), at_least_s=self.lease_s / 2)
-        state, stop_reason, waiting, *facts, paused = request.columns
+        state, stop_reason, waiting, *facts, cost_usd, duration_s, paused = request.columns
         self.execute(_UPDATE_RUN, (state, *facts, request.columns.turn, paused, paused, row.number))
-        if (stop_reason, waiting) != (row.stop_reason, row.waiting):
-            self.execute(_SET_OUTCOME, (stop_reason, waiting, row.number))
+        if stop_reason is not None:
+            self.execute(_SET_END, (waiting, stop_reason, cost_usd, duration_s, row.number))
+        elif waiting != row.waiting:
+            self.execute(_SET_WAITING, (waiting, row.number))
         if paused or request.columns.state in FINAL_STATES:
             self.execute(_MARK_CHANGED, (row.number,))
         return True
@@ -869,10 +883,12 @@ class _SQLiteBackend(DatabaseFile):
 
     # Lists.
 
-    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
-        clause, values = build_condition(where, plus="+")
-        rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*values, limit)).fetchall()
+    def runs(
+        self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter."""
+        clause, values = build_list(where, order, after, plus="+")
+        rows = self.execute(f"{_SELECT_SUMMARIES} {clause} LIMIT ?", (*values, limit)).fetchall()
         return tuple(self._parse_summary(*row) for row in rows)
 
     def count(self, where: Filter, limit: int) -> int:

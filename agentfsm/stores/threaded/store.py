@@ -35,10 +35,12 @@ from agentfsm.ports.followers import BATCH, FOLLOWER_LEASE_S, FOLLOWER_START, Fo
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
+    RUN_ORDER,
     Claim,
     Durability,
     Filter,
     Lease,
+    RunOrder,
     RunSummary,
     Store,
 )
@@ -120,6 +122,12 @@ class RunColumns(NamedTuple):
     format: int
     """Format of the records that this agentfsm writes. The store keeps the newest one."""
 
+    cost_usd: float | None
+    """US dollars that the run has cost; None while it is not over, and if no price was known."""
+
+    duration_s: float | None
+    """Seconds that the run was executed; None while it is not over."""
+
     paused: bool
     """True if the run is paused until it is resumed. A pause resets the crashes counted against the run."""
 
@@ -137,6 +145,8 @@ def extract_columns(run: Run) -> RunColumns:
         min(run.usage.tokens, MAX_INT64),
         run.updated_at,
         FORMAT,
+        run.usage.cost_usd if run.is_over else None,
+        run.duration_s if run.is_over else None,
         run.paused is not None,
     )
 
@@ -268,7 +278,9 @@ class StoreBackend(TransactionBackend, Protocol):
         """Return the header and the events after that version."""
         ...
 
-    def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
+    def runs(
+        self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
+    ) -> tuple[RunSummary, ...]:
         """As `Store.runs`."""
         ...
 
@@ -661,9 +673,17 @@ class ThreadedStore(Store, Generic[L]):
             return _decode_journal(run_id, after, version, records)
         return await start_in_thread(lambda: _decode_journal(run_id, after, version, records)).wait()
 
-    async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that match the filter, newest first."""
-        return await self._run_job(lambda backend: backend.runs(where, max(limit, 0)), writes=False)
+    async def runs(
+        self,
+        where: Filter = ALL_RUNS,
+        *,
+        limit: int = 100,
+        order: RunOrder = "newest",
+        after: tuple[float, str] | None = None,
+    ) -> tuple[RunSummary, ...]:
+        """Return the first runs that match the filter, by default the newest."""
+        RUN_ORDER.check("runs", "order", order)
+        return await self._run_job(lambda backend: backend.runs(where, max(limit, 0), order, after), writes=False)
 
     async def delete(self, run_id: str) -> None:
         """Remove a run that is not being executed, with its inbox and the runs of its subagents."""

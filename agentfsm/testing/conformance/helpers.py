@@ -170,6 +170,11 @@ async def create_finished_run(store: Store, head: Header | None = None, at: floa
     return driver.run
 
 
+def build_answer(cost_usd: float | None, took_s: float) -> AnswerGiven:
+    """Return a final answer that took a while, with its price."""
+    return attrs.evolve(FINAL_ANSWER, usage=attrs.evolve(FINAL_ANSWER.usage, cost_usd=cost_usd), took_s=took_s)
+
+
 async def create_waiting_run(store: Store, head: Header | None = None, expires_at: float = FAR_FUTURE) -> None:
     """Create a run that waits for an approval, and release the lease."""
     driver = await LeasedRun.create(store, head)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import attrs
 import pytest
 
-from agentfsm.core.errors import ConflictError, LeaseHeldError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven, Failed, Observed, Paused, Resumed, ToolsChosen
 from agentfsm.core.inbox import Approve, Cancel
 from agentfsm.core.limits import StopReason
@@ -20,6 +20,7 @@ from agentfsm.testing.conformance.helpers import (
     FAR_FUTURE,
     FINAL_ANSWER,
     LeasedRun,
+    build_answer,
     create_finished_run,
     create_waiting_run,
     list_claimable,
@@ -30,7 +31,7 @@ from agentfsm.testing.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from agentfsm.ports.store import Store
+    from agentfsm.ports.store import RunOrder, Store
 
 
 class ListConformance:
@@ -194,6 +195,63 @@ class ListConformance:
         await driven.release()
         assert {*list_ids(await store.runs(Filter(active_at=at)))} == {"ready", "driven"}
         assert await store.count(Filter(ready_by=at, agent="a"), limit=1) == 1
+
+    async def test_a_line_says_what_a_run_has_cost_once_it_is_over(self, store: Store) -> None:
+        """A summary has the cost and the duration of a run that is over; None if no price was known."""
+        driver = await LeasedRun.create(store, make_header("r1"))
+        await driver.append(Observed()).wait()
+        (line,) = await store.runs()
+        assert (line.cost_usd, line.duration_s) == (None, None)
+        await driver.append(build_answer(0.25, 3.0)).wait()
+        (line,) = await store.runs()
+        assert (line.cost_usd, line.duration_s) == (0.25, 3.0)
+        await create_finished_run(store, make_header("r2"))
+        (line,) = await store.runs(Filter(id="r2"))
+        assert (line.cost_usd, line.duration_s is None) == (None, False)
+
+    async def test_a_list_can_be_of_what_was_dear_or_slow(self, store: Store) -> None:
+        """Costs, durations, times and the reason of the end select runs, and a list may have the dearest first."""
+        usd = (0.5, 2.0, 0.5, None, 1.0)
+        for number, cost in enumerate(usd):
+            parent = "r0" if number == 2 else None
+            head = make_header(f"r{number}", created_at=float(number), agent="a", user="ann", parent=parent)
+            driver = await LeasedRun.create(store, head)
+            await driver.append(Observed(), build_answer(cost, 10.0 - number)).wait()
+            await driver.release()
+        failed = await LeasedRun.create(store, make_header("r5", created_at=5.0, agent="a"))
+        await failed.append(Failed(reason=StopReason.MAX_TURNS, message="")).wait()
+        await LeasedRun.create(store, make_header("r6", created_at=6.0, agent="b"))
+        for where, expected in (
+            (Filter(min_cost_usd=1.0), ["r4", "r1"]),
+            (Filter(max_cost_usd=0.5), ["r2", "r0"]),
+            (Filter(min_cost_usd=0.6, max_cost_usd=1.5), ["r4"]),
+            (Filter(min_duration_s=9.0), ["r1", "r0"]),
+            (Filter(max_duration_s=6.0, stop_reason=StopReason.COMPLETED), ["r4"]),
+            (Filter(since=3.0), ["r6", "r5", "r4", "r3"]),
+            (Filter(since=1.0, before=3.0), ["r2", "r1"]),
+            (Filter(parent="", max_cost_usd=1.0), ["r4", "r0"]),
+            (Filter(parent="", agent="b"), ["r6"]),
+            (Filter(stop_reason=StopReason.MAX_TURNS), ["r5"]),
+            (Filter(stop_reason=StopReason.TIMEOUT), []),
+            (Filter(stop_reason=StopReason.COMPLETED, user="ann", min_cost_usd=0.6), ["r4", "r1"]),
+        ):
+            assert list_ids(await store.runs(where)) == expected, where
+            assert await store.count(where) == len(expected), where
+        orders: tuple[tuple[Filter, RunOrder, list[str]], ...] = (
+            (Filter(), "cost", ["r1", "r4", "r2", "r0"]),
+            (Filter(agent="a", parent=""), "cost", ["r1", "r4", "r0"]),
+            (Filter(user="ann", max_cost_usd=1.0), "cost", ["r4", "r2", "r0"]),
+            (Filter(state=State.DONE, min_duration_s=7.0), "duration", ["r0", "r1", "r2", "r3"]),
+            (Filter(parent="r0"), "cost", ["r2"]),
+            (Filter(agent="b"), "duration", []),
+        )
+        for where, order, expected in orders:
+            assert list_ids(await store.runs(where, order=order)) == expected, (where, order)
+        assert list_ids(await store.runs(order="cost", limit=2)) == ["r1", "r4"]
+        assert list_ids(await store.runs(order="cost", after=(0.5, "r2"))) == ["r0"]
+        assert list_ids(await store.runs(order="cost", after=(0.7, ""), limit=1)) == ["r2"]
+        with pytest.raises(MisuseError, match="cheapest"):
+            await store.runs(order=cast("RunOrder", "cheapest"))
 
     async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
         """1,000 runs are listed at once, or in pages by `before`, each run once."""
