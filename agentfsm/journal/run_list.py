@@ -28,8 +28,8 @@ class RunIterator(AsyncIterator[RunSummary]):
     _store: Store
     _where: Filter
     page_size: int = PAGE_SIZE
-    _order: RunOrder = "newest"
-    _after: tuple[float, str] | None = None
+    order: RunOrder = "newest"
+    after: tuple[float, str] | None = None
     """Value of the order, and id, of the last run on the page, of an order other than the newest."""
 
     _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
@@ -49,8 +49,8 @@ class RunIterator(AsyncIterator[RunSummary]):
         while not self._summaries:
             if self._is_exhausted:
                 raise StopAsyncIteration
-            if self._order != "newest":
-                await self._read_next_page(self._order)
+            if self.order != "newest":
+                await self._read_next_page(self.order)
                 continue
             page = await self._store.runs(self._where, limit=self._limit)
             unlisted = [summary for summary in page if summary.id not in self._listed_ids]
@@ -66,10 +66,10 @@ class RunIterator(AsyncIterator[RunSummary]):
         return self._summaries.popleft()
 
     async def _read_next_page(self, order: RunOrder) -> None:
-        page = await self._store.runs(self._where, limit=self._limit, order=order, after=self._after)
+        page = await self._store.runs(self._where, limit=self._limit, order=order, after=self.after)
         self._is_exhausted = len(page) < self._limit
         if page:
-            self._after = (getattr(page[-1], ORDER_FIELDS[order]), page[-1].id)
+            self.after = (getattr(page[-1], ORDER_FIELDS[order]), page[-1].id)
         self._summaries.extend(page)
 
 

@@ -333,6 +333,11 @@ class Filter(Value):
     over: bool | None = attrs.field(default=None, validator=BOOL.or_none())
     """Matches the runs that are over (True), or the others (False)."""
 
+    text: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs whose id, prompt and answer together have all of these words, as beginnings of words from three
+    letters on. The answer is searched once the run is over. A text without a word matches no run.
+    """
+
     stop_reason: StopReason | None = attrs.field(default=None, validator=require_choice(*StopReason).or_none())
     """Matches the runs that ended for this reason."""
 
@@ -349,8 +354,8 @@ class Filter(Value):
     """Matches the runs that are over and were executed for this long or shorter, seconds."""
 
     def matches(self, summary: RunSummary) -> bool:
-        """Return whether the run with this summary is selected."""
-        wanted = {name: value for name, value in attrs.asdict(self).items() if value is not None}
+        """Return whether the run with this summary is selected, as far as a summary says: `text` is not compared."""
+        wanted = {name: value for name, value in attrs.asdict(self).items() if value is not None and name != "text"}
         return all(_MATCHERS.get(name, _is_equal)(summary, name, value) for name, value in wanted.items())
 
 
@@ -566,6 +571,9 @@ class Store(FollowedStore, Protocol):
             order: Order of the list. Runs of the same cost or duration are in the reverse order of their ids.
             after: Cost or duration, and id, of the run after which the list begins; None for its beginning. Pages of
                 the newest runs begin with `Filter.before`.
+
+        Raises:
+            MisuseError: if the order is invalid, or the filter has a text and the store searches none.
         """
         ...
 

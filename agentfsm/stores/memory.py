@@ -68,6 +68,7 @@ from agentfsm.stores.rules import (
     store_closed_error,
     successor_exists_error,
 )
+from agentfsm.stores.run_words import has_words, read_query, read_words
 from agentfsm.stores.subscriptions import Subscriptions, agent_topic, run_topic
 
 if TYPE_CHECKING:
@@ -509,7 +510,12 @@ class MemoryStore(Store):
         RUN_ORDER.check("runs", "order", order)
         with self._lock:
             self._check_open()
-            lines = [record.summary for record in reversed(self._records.values())]
+            query = None if where.text is None else read_query(where.text)
+            lines = [
+                record.summary
+                for record in reversed(self._records.values())
+                if query is None or has_words(read_words(record.run), query)
+            ]
         taken = [line for line in lines if where.matches(line)]
         return tuple(sort_summaries(taken, order, after)[: max(limit, 0)])
 

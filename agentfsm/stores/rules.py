@@ -19,6 +19,7 @@ from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.run_ids import find_caller
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
+from agentfsm.core.value import Value
 from agentfsm.ports.store import ORDER_FIELDS, RunOrder, RunSummary
 from agentfsm.ports.stored import (
     MAX_KEY_CHARS,
@@ -29,9 +30,10 @@ from agentfsm.ports.stored import (
     RECORD_KIND,
     StoreRecord,
 )
+from agentfsm.stores.run_words import read_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
@@ -89,6 +91,24 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "ready_by": "ready_at <= ?",
     "active_at": "(owner IS NOT NULL OR ready_at <= ?) AND stop_reason IS NULL",
 }
+
+
+@attrs.frozen
+class ListSyntax(Value):
+    """How a database writes the conditions of a list."""
+
+    match: str
+    """Condition for the runs that have all words of a query, which is its value."""
+
+    write_query: Callable[[Sequence[str]], str]
+    """Returns the query of the database for the words of `run_words.read_query`."""
+
+    plus: str = ""
+    """"+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that the
+    index remains that has the runs of the filter in the order of a list, and few others.
+    """
+
+
 # The fields of `Filter` that few runs have, whatever the value.
 _RARE: Final = frozenset({"max_rating", "active_at"})
 # The fields of a summary that are columns of a database; the others follow from the lease.
@@ -390,17 +410,17 @@ def wants_open(where: Filter) -> bool:
 
 
 def build_list(
-    where: Filter, order: RunOrder = "newest", after: tuple[float, str] | None = None, plus: str = ""
+    where: Filter, syntax: ListSyntax, order: RunOrder, after: tuple[float, str] | None
 ) -> tuple[str, list[Any]]:
     """Return the WHERE and the ORDER BY clause of a list, with `?` for each value, and the values; see `Store.runs`.
 
     Args:
         where: The filter of the runs.
+        syntax: Syntax of the database.
         order: Order of the list.
         after: Value of the order, and id, of the run after which the list begins.
-        plus: As in `build_condition`.
     """
-    clause, values = build_condition(where, plus, order=order)
+    clause, values = build_condition(where, syntax, order=order)
     if (column := ORDER_FIELDS.get(order)) is None:
         return f"{clause} ORDER BY created_at DESC, number DESC", values
     clause = f"{clause} AND {column} IS NOT NULL" if clause else f"WHERE {column} IS NOT NULL"
@@ -410,14 +430,13 @@ def build_list(
 
 
 def build_condition(
-    where: Filter, plus: str = "", *, order: RunOrder = "newest", is_list: bool = True
+    where: Filter, syntax: ListSyntax, *, order: RunOrder = "newest", is_list: bool = True
 ) -> tuple[str, list[Any]]:
     """Return the WHERE clause of a filter, with `?` for each value, and the values. It may be empty.
 
     Args:
         where: The filter.
-        plus: "+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that
-            the index remains that has the runs of the filter in the order of a list, and few others.
+        syntax: Syntax of the database.
         order: Order of the list.
         is_list: False for a number, for which an index in another order may be better.
     """
@@ -428,6 +447,7 @@ def build_condition(
     common = () if is_rare else ("user",) if order in ORDER_FIELDS else ("user", "agent", "tenant")
     leads = ("id", "session", "parent", *common)
     lead = next((name for name in leads if wanted.get(name)), None if is_rare else "user")
+    plus = syntax.plus
     if not is_list and is_open:
         lead, plus = None, ""
     tests: list[str] = []
@@ -436,6 +456,10 @@ def build_condition(
         sign = "" if name == lead else plus
         if name in {"tenant", "parent"} and not value:
             tests.append(f"{sign}{name} IS NULL")
+        elif name == "text":
+            words = read_query(value)
+            tests.append(syntax.match if words else "1 = 0")
+            values += [syntax.write_query(words)] if words else []
         elif name == "over":
             tests.append("stop_reason IS NOT NULL" if value else "stop_reason IS NULL")
         elif name == "waiting":

@@ -12,13 +12,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentfsm import LeaseHeldError, StoreError
+from agentfsm import LeaseHeldError, MisuseError, StoreError
 from agentfsm.core.events import Observed
+from agentfsm.ports import Filter
 from agentfsm.stores import SQLiteStore
+from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.testing.conformance.helpers import LeasedRun, create_finished_run, make_header, make_input
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
-WORD = "unforgettable-7731"
+WORD = "unforgettable7731"  # one word of the search, too
 
 
 def bytes_of(path):
@@ -99,6 +101,10 @@ async def test_a_deleted_run_is_overwritten(path):
         assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
     assert WORD.encode() not in bytes_of(path)
     assert len((await store.read("kept")).events) == 2
+    assert await store.prune(2e9) == 1
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    assert b"notes" not in bytes_of(path)
     await store.aclose()
 
 
@@ -223,7 +229,7 @@ async def test_a_log_that_another_process_has_begun_is_not_touched(start, path):
     await anyio.to_thread.run_sync(other.communicate)
     out, errors = await anyio.to_thread.run_sync(first.communicate, "go\n")
     *refusals, last = out.splitlines()
-    assert len(refusals) == 3
+    assert len(refusals) == 3, (out, errors)
     assert all("another process has begun a new one" in line and "stop all processes" in line for line in refusals)
     assert (last, first.returncode) == ("ended", 0), errors
     store = SQLiteStore(path)
@@ -245,4 +251,20 @@ async def test_threads_that_make_a_file_together_agree_on_it(path):
             group.start_soon(anyio.to_thread.run_sync, make, number)
     store = SQLiteStore(path)
     assert len(await store.runs()) == 8
+    await store.aclose()
+
+
+async def test_a_sqlite_without_full_text_search_keeps_runs(path, monkeypatch):
+    """It refuses a text, and runs that it has written are found by another as far as they have words there."""
+    monkeypatch.setattr(sqlite, "_HAS_FTS5", "SELECT 0")
+    store = SQLiteStore(path)
+    await create_finished_run(store, make_header("r1"))
+    assert [line.id for line in await store.runs()] == ["r1"]
+    with pytest.raises(MisuseError, match="FTS5"):
+        await store.runs(Filter(text="notes"))
+    await store.aclose()
+    monkeypatch.undo()
+    store = SQLiteStore(path)
+    await create_finished_run(store, make_header("r2"))
+    assert [line.id for line in await store.runs(Filter(text="notes"))] == ["r2"]
     await store.aclose()

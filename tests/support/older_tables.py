@@ -14,6 +14,8 @@ DROP INDEX runs_unfinished;
 {"".join(f"DROP INDEX {name};" for name in (*LIST_INDEXES, *SEARCH_INDEXES))}
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (created_at);
 DROP TABLE records;
+DROP TRIGGER words_removed;
+DROP TABLE run_words;
 ALTER TABLE runs DROP COLUMN release;
 ALTER TABLE runs DROP COLUMN purpose;
 ALTER TABLE runs DROP COLUMN cost_usd;
@@ -22,7 +24,7 @@ PRAGMA user_version = 600
 """
 # The same of tables 4.5 of PostgreSQL.
 _POSTGRES_400 = (
-    "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records, {s}.sleepers; DROP SEQUENCE {s}.revisions; "
+    "DROP INDEX {s}.runs_unfinished; DROP TABLE {s}.records, {s}.sleepers, {s}.run_words; DROP SEQUENCE {s}.revisions; "
     "ALTER TABLE {s}.runs DROP COLUMN release, DROP COLUMN purpose, DROP COLUMN cost_usd, "
     "DROP COLUMN duration_s; CREATE INDEX IF NOT EXISTS runs_by_time ON {s}.runs (created_at, number); "
     "UPDATE {s}.layout SET version = 400"

@@ -100,6 +100,14 @@ _QUOTA_TABLE: Final = """
         ) WITH (fillfactor = 50);
         CREATE INDEX quotas_by_second ON quotas (second);
 """
+# Since version 4.5. The words of a run, by which it is searched. An older agentfsm that deletes a run deletes them.
+_WORD_TABLE: Final = """
+        CREATE TABLE run_words (
+            run   bigint PRIMARY KEY REFERENCES runs (number) ON DELETE CASCADE,
+            words tsvector NOT NULL
+        );
+        CREATE INDEX words_of_runs ON run_words USING gin (words);
+"""
 # Since version 4.4. Workers that listen while they wait for runs of an agent. Who makes a run ready removes one of them
 # and wakes it. They are few: the server wakes all sessions that listen, whatever is announced. The other workers poll,
 # and one of them takes the place of a worker that was woken.
@@ -161,6 +169,7 @@ TABLES: Final = PostgresTables(
             "feedback",
             "quotas",
             "records",
+            "run_words",
         }
     ),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
@@ -224,6 +233,7 @@ TABLES: Final = PostgresTables(
         {_QUOTA_TABLE}
         {_RECORD_TABLE}
         {_SLEEPER_TABLE}
+        {_WORD_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -273,7 +283,7 @@ TABLES: Final = PostgresTables(
         401: "ALTER TABLE runs ADD COLUMN release text NOT NULL DEFAULT ''",
         402: "ALTER TABLE runs ADD COLUMN purpose text NOT NULL DEFAULT ''",
         403: _SLEEPER_TABLE,
-        404: "ALTER TABLE runs ADD COLUMN cost_usd float8, ADD COLUMN duration_s float8",
+        404: f"ALTER TABLE runs ADD COLUMN cost_usd float8, ADD COLUMN duration_s float8; {_WORD_TABLE}",
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -302,7 +312,8 @@ WITH run AS (
     VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
             nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
-header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
+header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run),
+words AS (INSERT INTO run_words SELECT number, array_to_tsvector(%s::text[]) FROM run)
 SELECT number, token FROM run
 """
 INSERT_EVENTS: Final = """
@@ -441,7 +452,7 @@ WHERE posts.run = runs.number AND posts.number = consumed.number;
 """
 # A finished turn resets the crashes. A pause resets those that count against the run, and leaves one, because open
 # calls may have begun. The expressions use the values before the update.
-APPEND_EVENTS: Final = f"""
+_APPEND_EVENTS: Final = f"""
 WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
@@ -461,10 +472,20 @@ WITH written AS (
 recorded AS (
     INSERT INTO events (run, version, body)
     SELECT written.number, new.version, new.body
-    FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id))
+    FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS new (id, version, body) JOIN written USING (id)){{words}}
 SELECT id, {INBOX_COLUMNS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END
 FROM written AS runs
 """  # noqa: S608
+APPEND_EVENTS: Final = _APPEND_EVENTS.format(words="")
+# The same if some of the runs are over: the words of each are one text.
+APPEND_ENDS: Final = _APPEND_EVENTS.format(
+    words=""",
+searched AS (
+    INSERT INTO run_words
+    SELECT written.number, array_to_tsvector(string_to_array(new.words, ' '))
+    FROM unnest(%s::text[], %s::text[]) AS new (id, words) JOIN written USING (id)
+    ON CONFLICT (run) DO UPDATE SET words = excluded.words)"""
+)
 # Leases of this store's owners that are missing in its table, because the reply that granted them was lost.
 SELECT_STRAY_LEASES: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"
 SELECT_INBOX_UPDATES: Final = f"SELECT id, token, owner, {INBOX_COLUMNS} FROM runs WHERE id = ANY(%s)"  # noqa: S608

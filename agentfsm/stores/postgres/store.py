@@ -36,6 +36,7 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
+    ListSyntax,
     build_condition,
     build_list,
     caller_open_error,
@@ -80,6 +81,10 @@ from agentfsm.stores.threaded.store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SYNTAX: Final = ListSyntax(
+    "number IN (SELECT run FROM run_words WHERE words @@ ?::tsquery)",
+    lambda words: " & ".join([f"'{word.removesuffix('*')}'{':*' if word[-1] == '*' else ''}" for word in words]),
+)
 # Maximum events in one statement.
 MAX_EVENTS_PER_INSERT: Final = 1_000
 # A transaction renews leases whose remaining part is below this. Scheduled renewals come after a third of a lease.
@@ -244,6 +249,7 @@ class _PostgresBackend(PostgresConnection):
             *facts,
             lease_request.owner.name,
             encode_header(header),
+            list(request.words),
         )
         if (inserted := self.execute(sql.INSERT_RUN, values).fetchone()) is None:
             return None
@@ -474,11 +480,14 @@ class _PostgresBackend(PostgresConnection):
             for run_id, request in requests
             for version, body in enumerate(request.bodies, request.expected_version + 1)
         ]
-        values = [*_transpose(heads), *_transpose(records), self.channel]
+        values: list[Any] = [*_transpose(heads), *_transpose(records)]
+        statement = sql.APPEND_EVENTS
+        if ended := [(run_id, " ".join(request.words)) for run_id, request in requests if request.words is not None]:
+            statement, values = sql.APPEND_ENDS, [*values, *_transpose(ended)]
+        values.append(self.channel)
         if taken := [(run_id, number) for run_id, request in requests for number in request.taken]:
-            rows = self.execute(sql.MARK_TAKEN + sql.APPEND_EVENTS, [*_transpose(taken), *values]).fetchall()
-        else:
-            rows = self.execute(sql.APPEND_EVENTS, values).fetchall()
+            statement, values = sql.MARK_TAKEN + statement, [*_transpose(taken), *values]
+        rows = self.execute(statement, values).fetchall()
         for run_id, newest, cancelled, _notified in rows:
             self._notify_inbox(chains[run_id][0].lease, newest, cancelled=cancelled)
         return {run_id for run_id, *_news in rows}
@@ -531,7 +540,7 @@ class _PostgresBackend(PostgresConnection):
         self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
     ) -> tuple[RunSummary, ...]:
         """Return the first runs that match the filter."""
-        clause, values = build_list(where, order, after)
+        clause, values = build_list(where, _SYNTAX, order, after)
         clause = clause.replace("?", "%s")
         rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} LIMIT %s", (*values, limit)).fetchall()
         living = self._find_living_owners()
@@ -539,7 +548,7 @@ class _PostgresBackend(PostgresConnection):
 
     def count(self, where: Filter, limit: int) -> int:
         """Return the number of runs that match the filter, up to `limit`."""
-        clause, values = build_condition(where, is_list=False)
+        clause, values = build_condition(where, _SYNTAX, is_list=False)
         clause = clause.replace("?", "%s")
         (count,) = self._select_one(sql.COUNT_RUNS.replace("{clause}", clause), (*values, limit))
         return int(count)

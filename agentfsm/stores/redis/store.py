@@ -367,6 +367,10 @@ class _RedisBackend(RedisServer):
         self, where: Filter, limit: int, order: RunOrder, after: tuple[float, str] | None
     ) -> tuple[RunSummary, ...]:
         """Return the first runs that match the filter. For an order other than the newest, all of them are read."""
+        if where.text is not None:
+            raise MisuseError(
+                "RedisStore does not search text: list runs by the other filters, or keep them in SQLite or PostgreSQL"
+            )
         index = next((name for name in _INDEXED_FILTERS if getattr(where, name)), None)
         is_sorted = index is None and order == "newest"
         lines = self._iter_summaries(where, index, limit if is_sorted else _LINES_PER_CALL)

@@ -596,7 +596,7 @@ class DatabaseFile:
 
     def _prepare(self, db: SQLiteConnection) -> None:
         """Check that the file belongs to this package, before it is changed; then create or upgrade its tables."""
-        with _raw_transaction(db, "BEGIN"):  # a consistent view: another process may be creating the tables
+        with raw_transaction(db, "BEGIN"):  # a consistent view: another process may be creating the tables
             version = self._read_version(db)
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -630,7 +630,7 @@ class DatabaseFile:
     def _migrate(self, db: SQLiteConnection) -> None:
         """Create the tables, or upgrade older ones."""
         schema = self.schema
-        with _raw_transaction(db, "BEGIN IMMEDIATE"):
+        with raw_transaction(db, "BEGIN IMMEDIATE"):
             version = self._read_version(db)  # again: another process may have been first
             if version >= schema.version:
                 return
@@ -656,7 +656,8 @@ _DURABILITY_SQL: Final[Mapping[Durability, str]] = {
 
 
 @contextmanager
-def _raw_transaction(db: SQLiteConnection, begin: str) -> Iterator[None]:
+def raw_transaction(db: SQLiteConnection, begin: str) -> Iterator[None]:
+    """Run the block in a transaction of a connection that is being opened."""
     db.execute(begin)
     try:
         yield

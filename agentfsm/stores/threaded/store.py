@@ -55,6 +55,7 @@ from agentfsm.stores.rules import (
     parse_record,
     record_conflict_error,
 )
+from agentfsm.stores.run_words import read_words
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
 from agentfsm.stores.threaded.lease_table import LeaseOwner
@@ -168,6 +169,9 @@ class AppendRequest(Value):
     final: bool
     """If True, write only if no other inbox row is due."""
 
+    words: tuple[str, ...] | None
+    """Words of the run by which it is searched, if it is over; None before, as they have not changed."""
+
     @property
     def expected_version(self) -> int:
         """Version that the journal must have before the append."""
@@ -184,6 +188,9 @@ class CreateRequest(Value):
 
     columns: RunColumns
     """Columns of the run after the events."""
+
+    words: tuple[str, ...]
+    """Words of the run by which it is searched."""
 
 
 @attrs.frozen(kw_only=True)
@@ -417,6 +424,7 @@ class _AppendBuffer:
             columns=extract_columns(self.run),
             taken=tuple(self.taken),
             final=self.final,
+            words=read_words(self.run) if self.run.is_over else None,
         )
 
 
@@ -527,7 +535,8 @@ class ThreadedStore(Store, Generic[L]):
         """Insert the run if its id is new, and take its lease."""
         header = codec.decode_header(codec.encode_header(header))  # as later reads return it
         bodies = tuple([codec.encode_event(event, header) for event in events])
-        request = CreateRequest(header=header, bodies=bodies, columns=extract_columns(begin_run(header).fold(events)))
+        run = begin_run(header).fold(events)
+        request = CreateRequest(header=header, bodies=bodies, columns=extract_columns(run), words=read_words(run))
         lease_request = self._build_lease_request("create", durability)
 
         def create(backend: L) -> tuple[Header, list[Lease]]:

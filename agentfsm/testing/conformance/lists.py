@@ -253,6 +253,45 @@ class ListConformance:
         with pytest.raises(MisuseError, match="cheapest"):
             await store.runs(order=cast("RunOrder", "cheapest"))
 
+    async def test_a_list_can_be_of_what_was_said(self, store: Store) -> None:
+        """`text` selects the runs whose id, prompt and answer have all words of it; or the store refuses it."""
+        said = (
+            ("r1", "Refund order 10,000 for Zoë", "The REFUND was paid."),
+            ("r2", "Where is my order?", "It has left the warehouse"),
+            ("r3", "退款订单在哪里", "'; DROP TABLE runs --"),
+        )
+        for number, (run_id, prompt, answer) in enumerate(said):
+            driver = await LeasedRun.create(store, make_header(run_id, prompt, created_at=float(number), user="ann"))
+            message = AssistantMessage(text=answer)
+            await driver.append(Observed(), attrs.evolve(FINAL_ANSWER, message=message)).wait()
+            await driver.release()
+        await LeasedRun.create(store, make_header("r4", "An order that nobody has answered", created_at=9.0))
+        try:
+            await store.runs(Filter(text="order"))
+        except MisuseError:
+            return
+        for where, expected in (
+            (Filter(text="order"), ["r4", "r2", "r1"]),
+            (Filter(text="Order refund"), ["r1"]),
+            (Filter(text="order", user="ann", before=1.0), ["r1"]),
+            (Filter(text="ware", stop_reason=StopReason.COMPLETED), ["r2"]),
+            (Filter(text="house"), []),
+            (Filter(text="zoe 10000"), ["r1"]),
+            (Filter(text="订单"), ["r3"]),
+            (Filter(text="单"), ["r3"]),
+            (Filter(text="drop table"), ["r3"]),
+            (Filter(text="' OR 1=1 --"), []),
+            (Filter(text="is"), ["r2"]),
+            (Filter(text="r3"), ["r3"]),
+            (Filter(text="?!"), []),
+            (Filter(text=""), []),
+        ):
+            assert list_ids(await store.runs(where)) == expected, where
+            assert await store.count(where) == len(expected), where
+        assert list_ids(await store.runs(Filter(text="order"), order="duration")) == ["r2", "r1"]
+        await store.delete("r2")
+        assert list_ids(await store.runs(Filter(text="order"))) == ["r4", "r1"]
+
     async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
         """1,000 runs are listed at once, or in pages by `before`, each run once."""
 
