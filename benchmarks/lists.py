@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import zlib
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -47,7 +49,13 @@ def store_of(place: str) -> Store:
 def words_of(number: int, count: int) -> str:
     """Return words of a text: of 20,000, the first of which are the most frequent, as in a language."""
     dice = random.Random(number)
-    return " ".join([f"word{int(20_000 ** dice.random())}" for _ in range(count)])
+    return " ".join([word_of(int(20_000 ** dice.random())) for _ in range(count)])
+
+
+@cache
+def word_of(rank: int) -> str:
+    """Return a word of a language, by how frequent it is: 1 for the most frequent."""
+    return f"{zlib.crc32(str(rank).encode()):x}".translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
 def header_of(number: int) -> Header:
@@ -168,6 +176,25 @@ async def measure(place: str, runs: int) -> None:
     }
     for name, where in filters.items():
         await told(name, lambda where=where: store.runs(where))  # type: ignore[misc]
+    if not isinstance(store, RedisStore):
+        rare, common, most = word_of(19_999), word_of(200), word_of(1)
+        said = {
+            "a rare word": Filter(text=rare),
+            "a common word": Filter(text=common),
+            "the most common word": Filter(text=most),
+            "two common words": Filter(text=f"{common} {most}"),
+            "three letters": Filter(text=rare[:3]),
+            "a word of no run": Filter(text="nowhere"),
+            "a common word, agent with few runs": Filter(text=common, agent="rare", parent="", purpose=""),
+            "the most common word, user, completed": Filter(
+                text=most, user="u7", stop_reason=StopReason.COMPLETED, purpose=""
+            ),
+            "the most common word, user without runs": Filter(text=most, user="nobody"),
+        }
+        filters |= said
+        for name, where in said.items():
+            await told(name, lambda where=where: store.runs(where))  # type: ignore[misc]
+            await told(f"cost: {name}", lambda where=where: store.runs(where, order="cost"))  # type: ignore[misc]
     for name in (
         "all",
         "user",

@@ -343,6 +343,7 @@ def _add_inspect(add: AddParser) -> None:
         "--stop-reason", choices=[str(each) for each in StopReason], help="only runs that ended for this reason"
     )
     runs.add_argument("--release", metavar="NAME", help="only runs of this release of an agent")
+    runs.add_argument("--text", metavar="WORDS", help="only runs whose prompt and answer have all of these words")
     runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
     runs.add_argument(
         "--stranded", action="store_true", help="only runs that are ready and that no worker takes, with the reason"

@@ -299,7 +299,7 @@ async def _accept(gateway: Gateway, run_id: str) -> Response:
 
 
 # Filters of the list of runs: texts; and times, costs and durations.
-_TEXTS: Final = ("agent", "user", "session", "purpose", "release")
+_TEXTS: Final = ("agent", "user", "session", "purpose", "release", "text")
 _AMOUNTS: Final = ("since", "before", "min_cost_usd", "max_cost_usd", "min_duration_s", "max_duration_s")
 _ORDERS: Final[tuple[RunOrder, ...]] = get_args(RunOrder)
 _RUN: Final = "/v1/runs/{run_id}"

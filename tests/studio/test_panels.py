@@ -42,21 +42,38 @@ def test_the_list_of_runs(open_page, studio, show):
     assert page.locator(f'tr[data-run="{studio.runs["waiting"]}"] .waits').text_content() == "approval of pay"
 
 
-def test_search_and_filters(open_page, studio):
-    """The search narrows the rows at once; a filter asks the server, and stands in the address."""
-    page = open_page()
-    page.wait_for_selector("tr[data-run]")
-    page.get_by_role("searchbox").fill("then tell")
-    expect(page.locator("tr[data-run]")).to_have_count(1)
-    page.get_by_role("searchbox").fill("no such run")
-    assert "Nothing found" in page.locator(".empty").text_content()
+def test_search_and_filters(open_page, studio, show):
+    """The server searches prompts and answers of all runs; counts agree, and the address has what is chosen."""
+    page = open_page(viewport={"width": 390, "height": 844})
+    number = page.locator("header.page [role=status]")
+    rows = page.locator("tr[data-run]")
+    expect(number).to_have_text(re.compile(rf"^{len(show('runs', '--limit', '100')['runs'])} runs"))
+    page.get_by_role("searchbox").fill("then TELL")
+    expect(rows).to_have_count(1)
+    expect(number).to_have_text("1 runs")
+    assert page.url.endswith("#/runs?text=then+TELL")
+    answer = show("show", studio.runs["done"])["output"]
+    page.get_by_role("searchbox").fill(f"{answer} invoice")
+    expect(page.locator(f'tr[data-run="{studio.runs["done"]}"]')).to_have_count(1)
+    page.get_by_role("searchbox").fill("nosuchword")
+    expect(page.locator(".empty")).to_contain_text("Nothing found")
     page.get_by_role("searchbox").fill("")
-    page.get_by_label("State", exact=True).select_option("done")
-    expect(page.locator("tr[data-run] .chip:not(.done)")).to_have_count(0)
-    assert "state=done" in page.url
+    page.get_by_label("Order").select_option("cost")
+    expect(number).to_contain_text("only runs that are over")
+    page.get_by_text("More filters").click()
+    page.get_by_label("Reason of the end").select_option("completed")
+    dearest = [row["id"] for row in show("runs", "--sort", "cost", "--stop-reason", "completed")["runs"]]
+    expect(rows).to_have_count(len(dearest))
+    assert [row.get_attribute("data-run") for row in rows.all()] == dearest
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    check_access(page)
     page.reload()
-    page.wait_for_selector("tr[data-run]")
-    assert page.get_by_label("State", exact=True).input_value() == "done"
+    expect(rows).to_have_count(len(dearest))
+    assert page.get_by_label("Reason of the end").input_value() == "completed"
+    assert (page.get_by_label("Order").input_value(), page.url.endswith("order=cost&stop_reason=completed")) == (
+        "cost",
+        True,
+    )
 
 
 def test_the_facts_and_the_machine(open_page, studio, show):

@@ -62,6 +62,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         parent=args.parent,
         stop_reason=None if args.stop_reason is None else StopReason(args.stop_reason),
         release=args.release,
+        text=args.text,
         since=args.since,
         before=args.before,
         min_cost_usd=args.min_cost,

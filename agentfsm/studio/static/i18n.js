@@ -21,6 +21,7 @@ const EN = {
   "stop cancelled": "cancelled",
   "stop guard": "guard",
   "stop stop_condition": "stop condition",
+  "stop step_failed": "step failed",
   "stop parked": "parked",
   "theme auto": "System theme",
   "theme light": "Light theme",

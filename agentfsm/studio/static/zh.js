@@ -17,13 +17,14 @@ export const ZH = {
   "{name} is not of a type that models take: {types}": "模型不接受 {name} 的类型。可用类型：{types}", "{name} is too large: the files of a message have 3 MB at most.": "{name} 太大：一条消息的文件最多 3 MB。",
   "Picture: {name}": "图片：{name}", "without a name": "未命名", "stopped": "已停止",
   // Runs.
-  "Search prompt, id, agent, user": "搜索任务、编号、智能体、用户", "Search": "搜索", "State": "状态", "all states": "全部状态",
+  "Search": "搜索", "State": "状态", "all states": "全部状态",
   "waiting or not": "全部", "not waiting": "不在等待", "production": "生产", "evaluations": "评测", "Agent": "智能体", "User": "用户", "Session": "会话", "sub-agents": "子智能体",
-  "{n} runs": "{n} 次运行", "{n} waiting": "{n} 次等待中", "Nothing found": "没有找到", "No run on this page matches the search.": "本页没有符合搜索的运行。",
+  "{n} runs": "{n} 次运行", "Nothing found": "没有找到",
   "No run matches these filters.": "没有符合筛选条件的运行。", "No runs yet": "还没有运行",
   "Start one: `agentfsm demo`, or `agentfsm run module:agent \"task\"`. It appears here at once.": "启动一次：`agentfsm demo`，或 `agentfsm run module:agent \"任务\"`。它会立即出现在这里。",
   "Status": "状态", "Task": "任务", "Turn": "轮次", "Tokens": "词元", "Cost": "费用", "Updated": "更新", "Load more": "加载更多",
   "approval of {tool}": "等待批准 {tool}", "outcome of {tool}": "等待确认 {tool} 的结果", "answer for {tool}": "等待回答 {tool}", "login for {tool}": "等待登录 {tool}", "input": "输入", "end of the pause": "等待恢复",
+  "Search prompts, answers, ids": "搜索任务、回答、编号", "newest first": "最新优先", "dearest first": "费用最高优先", "longest first": "耗时最长优先", "Order": "排序", "More filters": "更多筛选", "Reason of the end": "结束原因", "any reason of the end": "全部结束原因", "from": "从", "until": "到", "cost from $": "费用不低于 $", "seconds from": "秒数不少于", "{n} of those shown wait": "所列中 {n} 次在等待", "only runs that are over, and of which it is known": "仅限已结束且已知该值的运行", "Duration": "时长", "stop step_failed": "步骤失败",
   "stop completed": "完成", "stop max_turns": "轮次上限", "stop token_budget": "词元预算", "stop cost_budget": "费用预算", "stop tool_budget": "调用预算",
   "stop timeout": "超时", "stop too_many_errors": "错误过多", "stop loop_detected": "循环", "stop model_error": "模型错误", "stop cancelled": "已取消", "stop guard": "规则拦截", "stop stop_condition": "停止条件", "stop parked": "已搁置",
   // Waiting.
