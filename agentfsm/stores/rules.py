@@ -30,7 +30,6 @@ from agentfsm.ports.stored import (
     RECORD_KIND,
     StoreRecord,
 )
-from agentfsm.stores.run_words import read_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,8 +99,8 @@ class ListSyntax(Value):
     match: str
     """Condition for the runs that have all words of a query, which is its value."""
 
-    write_query: Callable[[Sequence[str]], str]
-    """Returns the query of the database for the words of `run_words.read_query`."""
+    write_query: Callable[[str], str]
+    """Returns the query of the database for a text; empty if it has no words."""
 
     plus: str = ""
     """"+" for SQLite, which knows nothing of the values: a column with it is not searched in an index, so that the
@@ -457,9 +456,9 @@ def build_condition(
         if name in {"tenant", "parent"} and not value:
             tests.append(f"{sign}{name} IS NULL")
         elif name == "text":
-            words = read_query(value)
-            tests.append(syntax.match if words else "1 = 0")
-            values += [syntax.write_query(words)] if words else []
+            query = syntax.write_query(value)
+            tests.append(syntax.match if query else "1 = 0")
+            values += [query] if query else []
         elif name == "over":
             tests.append("stop_reason IS NOT NULL" if value else "stop_reason IS NULL")
         elif name == "waiting":

@@ -57,6 +57,7 @@ from agentfsm.stores.rules import (
     successor_exists_error,
     suspect_group_size,
 )
+from agentfsm.stores.run_words import read_query
 from agentfsm.stores.subscriptions import ALL_AGENTS_TOPIC, agent_topic, run_topic
 from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_owner
@@ -81,10 +82,14 @@ from agentfsm.stores.threaded.store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SYNTAX: Final = ListSyntax(
-    "number IN (SELECT run FROM run_words WHERE words @@ ?::tsquery)",
-    lambda words: " & ".join([f"'{word.removesuffix('*')}'{':*' if word[-1] == '*' else ''}" for word in words]),
-)
+
+def _write_query(text: str) -> str:
+    """Return the tsquery for runs with all words of a text."""
+    words = read_query(text)
+    return " & ".join([f"'{word.removesuffix('*')}'{':*' if word[-1] == '*' else ''}" for word in words])
+
+
+_SYNTAX: Final = ListSyntax("number IN (SELECT run FROM run_words WHERE words @@ ?::tsquery)", _write_query)
 # Maximum events in one statement.
 MAX_EVENTS_PER_INSERT: Final = 1_000
 # A transaction renews leases whose remaining part is below this. Scheduled renewals come after a third of a lease.

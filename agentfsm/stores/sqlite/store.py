@@ -529,8 +529,9 @@ _FEW_MATCHES: Final = 1_000
 _MATCH: Final = "number IN (SELECT rowid FROM run_words WHERE run_words MATCH ?)"
 
 
-def _write_match(words: Sequence[str]) -> str:
-    """Return the query of FTS5 for runs with all of these words."""
+def _write_match(text: str) -> str:
+    """Return the query of FTS5 for runs with all words of a text."""
+    words = read_query(text)
     return " ".join([f'"{word.removesuffix("*")}"{"*" if word[-1] == "*" else ""}' for word in words])
 
 
@@ -974,15 +975,15 @@ class _SQLiteBackend(DatabaseFile):
         Raises:
             MisuseError: if there is one, and it cannot be searched here.
         """
-        words = read_query(where.text or "")
+        query = _write_match(where.text or "")
         if where.text is not None and not self._searches_text:
             raise MisuseError(
                 f"{self.path}: this SQLite has no FTS5, which searches text, or the file is read-only and has no words "
                 "yet: use a Python whose sqlite3 has it, or list runs by the other filters"
             )
-        if not words:
+        if not query:
             return _SYNTAX
-        (count,) = self.execute(_COUNT_MATCHES, (_write_match(words), _FEW_MATCHES + 1)).fetchone()
+        (count,) = self.execute(_COUNT_MATCHES, (query, _FEW_MATCHES + 1)).fetchone()
         return _SYNTAX if count > _FEW_MATCHES else _SYNTAX_OF_FEW
 
     def _parse_summary(self, *row: Any) -> RunSummary:
