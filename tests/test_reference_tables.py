@@ -60,6 +60,7 @@ from agentfsm.readiness.checks import CHECKS
 from agentfsm.releases import Release
 from agentfsm.releases.rollback_rules import Signal
 from agentfsm.sandbox import Isolation, Sandbox
+from agentfsm.sandbox.process.skill_script import SKILLS_VARIABLE
 from agentfsm.schedules import MissedPolicy, Schedules
 from agentfsm.serve import IncomingWebhook, serve, webhooks
 from agentfsm.serve.access import SCOPES
@@ -276,11 +277,12 @@ def test_the_metrics():
 
 
 def test_the_environment_variables():
-    """Docs name each variable of agentfsm, except one of tests; and no other."""
+    """Docs name each variable of agentfsm, except those that programs set for their own processes; and no other."""
     name = re.compile(r"\bAGENTFSM_\w+")
     assert {each for text in TEXTS.values() for each in name.findall(text)} >= {*name.findall(CODE)} - {
         DELAY_VARIABLE,
         INPUT_PREFIX,
+        SKILLS_VARIABLE,
     }
     assert {each for text in TEXTS.values() for each in name.findall(text)} <= {*name.findall(CODE)}
 
