@@ -102,7 +102,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 # Arguments of the library whose option has another name.
 _OPTION_NAMES: Final = {"origins": "allow-origin", "allow_private": "alerts-private"}
-_ARGUMENT: Final = re.compile(r"(?<![\w.])(?P<name>[a-z]+(?:_[a-z]+)*)=(?P<set>True\b)?(?=(?P<value>\S)?)")
+_ARGUMENT: Final = re.compile(r"(?<![\w.-])(?P<name>[a-z]+(?:_[a-z]+)*)=(?P<set>True\b)?(?=(?P<value>\S)?)")
 
 
 def spell_options(text: str, usage: str) -> str:

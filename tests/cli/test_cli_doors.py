@@ -17,6 +17,7 @@ from tests.support.doors import ESCAPED, HIDDEN, TOO_LONG, find_raw, read_store
 SILENT = {
     "approve",
     "load",
+    "runs",
     "memory search",
     "index search",
     "mcp prompt",

@@ -56,7 +56,7 @@ def test_the_table(here):
     assert (found["rows"][0]["name"], found["total"]["usd"], found["total"]["runs"]) == ("shop", 1.0, 3)
     assert (found["total"]["input_tokens"], found["total"]["cached_tokens"], found["lost_tokens"]) == (300, 213, 0)
     here("costs", "--tz", "Mars", "--store", str(path), code=2)
-    assert "tz='Mars': give a time zone" in here.err
+    assert "--tz 'Mars': give a time zone" in here.err
 
 
 class Diagnosed(ScriptedModel):
