@@ -108,7 +108,7 @@ _ARGUMENT: Final = re.compile(r"(?<![\w.-])(?P<name>[a-z]+(?:_[a-z]+)*)=(?P<set>
 def spell_options(text: str, usage: str) -> str:
     """Return an error of the library with the options of a command in place of the arguments `name=`.
 
-    Arguments in a call, such as `Agent(name=...)`, are those of the user's code, and stay.
+    Arguments in a call, such as `Agent(name=...)`, are those of the user's code, and stay. So do fields of the log.
 
     Args:
         text: The error.
@@ -125,7 +125,7 @@ def spell_options(text: str, usage: str) -> str:
         has_value = found["set"] is None and found["value"] is not None and found["value"] not in ",;:.)"
         return f"{option} " if has_value else option
 
-    return _ARGUMENT.sub(spell, text)
+    return text if text.startswith("event=") else _ARGUMENT.sub(spell, text)
 
 
 class _VersionAction(argparse.Action):

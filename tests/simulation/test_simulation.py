@@ -127,9 +127,9 @@ def test_the_dice_throw_everything():
             things["forks"] += record.run.header.forked_from is not None
             things["children"] += record.run.header.parent is not None
         things.update(each.tool for each in world.attempts)
-    # The worlds have no planner, reminder, memory or guards; the last three are rare, and nothing there makes others.
+    # The worlds have no planner, reminder, memory, guards or background runs, and some of the last are rare.
     rare = {"Planned", "PlanDropped", "StepsReady", "Reminded", "Recalled", "Compacted", "ToolsOffered", "Judged"}
-    rare |= {"Accepted", "LimitReached", "Guarded", "ModelFaltered"}
+    rare |= {"Accepted", "LimitReached", "Guarded", "ModelFaltered", "ChildReported"}
     assert not {kind.__name__ for kind in e.EVENTS} - rare - events.keys()
     for word in ("dies", "stalls", "cut", "LeaseLostError:", "after", "before", "forks", "children", "book", "stamp"):
         assert things[word] >= 3, word
