@@ -57,3 +57,9 @@ def test_the_digest_covers_all_parts():
     digests = {attrs.evolve(BEFORE, **change).digest for change in changes}
     assert len(digests | {BEFORE.digest}) == 6
     assert all(len(each) == 12 for each in digests)
+
+
+def test_skills_are_a_part_of_the_fingerprint():
+    """A fingerprint without any has the digest that it had before there were skills."""
+    plain = Fingerprint(model="gpt")
+    assert Fingerprint(model="gpt", skills={"pdf": "ab"}).digest != plain.digest == Fingerprint(model="gpt").digest
