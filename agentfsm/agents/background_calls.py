@@ -52,7 +52,7 @@ class CallOnce(Model):
         call = ProposedCall(id="call", name=self._tool, arguments=task.text)
         return Reply(calls=(call,), usage=Usage())
 
-    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  it asks nobody
+    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  it sends no request
         """Return 0."""
         return 0.0
 

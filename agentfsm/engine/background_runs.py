@@ -1,8 +1,8 @@
 """Background runs in one execution of the run that began them.
 
 They are child runs: each has its own journal, and spends from the budget of its parent run. The execution of the parent
-run drives them, in tasks beside its steps, and only it takes their results into the parent's journal. So whoever
-continues the parent run, in any process, continues them as well; and a result is recorded once.
+run executes them in tasks beside its own steps, and records their results in the parent's journal; nothing else does.
+So a process that continues the parent run also continues its background runs, and each result is recorded once.
 """
 
 from __future__ import annotations

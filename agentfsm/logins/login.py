@@ -59,7 +59,7 @@ class APIKey(Value):
     """Text before the key."""
 
     hint: str = attrs.field(default="", validator=STRING)
-    """Where the user finds the key, as a sentence."""
+    """Sentence that tells the user where to find the key."""
 
     tokens: TokenStore | None = attrs.field(default=None, repr=False)
     """Storage for the keys. None: as for `OAuth`."""
@@ -169,7 +169,7 @@ class Login:
             record,
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token or record.refresh_token,
-            expires_at=None if tokens.expires_in_s is None else time.time() + tokens.expires_in_s,
+            expires_at=tokens.expires_at,
             scope=tokens.scope or record.scope,
         )
 
@@ -313,7 +313,7 @@ class Login:
             record,
             access_token=tokens.access_token,
             refresh_token=tokens.refresh_token,
-            expires_at=None if tokens.expires_in_s is None else time.time() + tokens.expires_in_s,
+            expires_at=tokens.expires_at,
             scope=tokens.scope,
             token_url=attempt.token_url,
             revocation_url=attempt.revocation_url,

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
@@ -79,7 +80,9 @@ class Tokens(Value):
 
     access_token: str = attrs.field(repr=False)
     refresh_token: str = attrs.field(default="", repr=False)
-    expires_in_s: float | None = None
+    expires_at: float | None = None
+    """Unix time at which the access token expires. None: unknown."""
+
     scope: str = ""
 
 
@@ -276,7 +279,7 @@ class AuthorizationClient(Value):
         return Tokens(
             access_token=token,
             refresh_token=refresh if isinstance(refresh, str) else "",
-            expires_in_s=float(lasts) if isinstance(lasts, int | float) and not isinstance(lasts, bool) else None,
+            expires_at=time.time() + lasts if isinstance(lasts, int | float) and not isinstance(lasts, bool) else None,
             scope=scope if isinstance(scope := found.get("scope"), str) else "",
         )
 

@@ -49,7 +49,7 @@ async def drill_rollback(name: str, store: Store, *, by: str, clock: Clock | Non
 
     Returns:
         The report. It has a `failure` if no plan was in effect before, a release of that plan is not in the store, or
-        nobody would get another arm.
+        no user would get another arm.
 
     Raises:
         MisuseError: if there is no such roll-out.
@@ -158,7 +158,7 @@ async def drill_restore(
 
 @attrs.define(eq=False)
 class _Restored:
-    """What a backup has."""
+    """The content of a backup."""
 
     ids: set[str] = attrs.field(factory=set)
     agents: set[str] = attrs.field(factory=set)

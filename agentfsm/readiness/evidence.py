@@ -103,7 +103,7 @@ class DrillReport(Value):
     """Facts of the drill, for people."""
 
     agents: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
-    """Of a restore: names of the agents whose runs the backup has."""
+    """Of a restore: names of the agents with runs in the backup."""
 
     failure: str = ""
     """Why the procedure does not work; empty if it does. A drill that failed replaces an older one that passed."""

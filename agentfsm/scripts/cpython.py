@@ -43,7 +43,7 @@ class CPython(Value):
 
     @property
     def description(self) -> str:
-        """What scripts can do, for the model."""
+        """Text for the model about the rights of a script."""
         return f"The code {self.sandbox.description}."
 
     async def advance(self, source: ScriptSource) -> ScriptStep:

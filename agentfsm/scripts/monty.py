@@ -13,13 +13,12 @@ from anyio import to_thread
 from agentfsm._lib.plugins import require_extra
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.core.value import Value
-from agentfsm.sandbox.process.python_code import MAX_PRINTED_CHARS, bind_call
+from agentfsm.sandbox.process.python_code import MAX_PRINTED_CHARS, SLEEP, bind_call
 from agentfsm.scripts.interpreter import Answer, ScriptCall, ScriptEnd, ScriptSource, ScriptStep
 
 # Calls, names and waits of a script in one run from its start.
 _MAX_SUSPENSIONS: Final = 100_000
 _SLEEPS: Final = {"time.sleep": "seconds", "asyncio.sleep": "delay"}
-SLEEP: Final = "sleep"
 
 
 @attrs.frozen(kw_only=True)

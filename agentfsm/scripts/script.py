@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 import anyio
@@ -20,8 +20,9 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.ports.model import Emit, FinishReason, Model, ProposedCall, Reply, Request
+from agentfsm.sandbox.process.python_code import SLEEP
 from agentfsm.scripts.interpreter import Answer, Interpreter, ScriptCall, ScriptEnd, ScriptSource, ScriptStep
-from agentfsm.scripts.monty import SLEEP, Monty
+from agentfsm.scripts.monty import Monty
 from agentfsm.scripts.stubs import find_return_hint, list_parameters, write_stub
 from agentfsm.tools.queue.result_json import encode_value
 from agentfsm.tools.registry import ToolRegistry, ToolSource
@@ -53,7 +54,7 @@ _CODE: Final[dict[str, JSON]] = {
     "additionalProperties": False,
 }
 # Exceptions of a script for the errors of its calls; others are a RuntimeError.
-_ERROR_KINDS: Final = {
+_ERROR_KINDS: Final[Mapping[ErrorType | None, str]] = {
     ErrorType.ARGUMENTS: "ValueError",
     ErrorType.NOT_PERMITTED: "PermissionError",
     ErrorType.WITHHELD: "PermissionError",
@@ -97,7 +98,7 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
         raise MisuseError(f"Script(interpreter={interpreter!r}) is no interpreter: it has no {', '.join(missing)}")
     chosen = Monty() if interpreter is None else interpreter
     registry = ToolRegistry.of(tools)
-    stubs = {each.name: write_stub(each.definition, each) for each in registry}
+    stubs = {each.name: write_stub(each) for each in registry}
     has_more = bool(registry.sources) or sum(map(len, stubs.values())) > MAX_STUB_CHARS
     listed = _take(stubs.values(), MAX_STUB_CHARS)
     model = ScriptModel(chosen, registry, calls)
@@ -157,7 +158,7 @@ def _make_find_tools(registry: ToolRegistry) -> Tool[..., Any]:
         words = set(re.findall(r"\w+", query.casefold()))
         ranked = [(_count_words(words, each), each) for each in registry if each.name not in (SLEEP, FIND_TOOLS)]
         found = sorted([pair for pair in ranked if pair[0]], key=lambda pair: -pair[0])[:_MAX_FOUND]
-        return [write_stub(each.definition, each) for _count, each in found]
+        return [write_stub(each) for _count, each in found]
 
     return make_tool(find_tools, name=FIND_TOOLS, read_only=True)
 
@@ -182,6 +183,8 @@ class ScriptModel(Model):
 
     name: str = attrs.field(default=attrs.Factory(lambda self: self.interpreter.name, takes_self=True), init=False)
     window_tokens: int = attrs.field(default=_UNLIMITED, init=False)
+    _texts: dict[str, bool] = attrs.field(factory=dict, init=False)
+    """Whether the tools with results so far return texts, by name: to read the annotations takes longer than a call."""
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:  # noqa: ARG002  a script has no stream
         """Run the script from its start with the answers of the run, and return its next calls or its result.
@@ -229,19 +232,24 @@ class ScriptModel(Model):
         return ScriptSource(
             code=code,
             parameters={each.name: list_parameters(each) for each in request.tools},
-            answers=tuple(map(self._build_answer, results)),
+            answers=tuple([_build_answer(each, is_text=self._returns_text(each.tool)) for each in results]),
             has_await=_has_await(code),
             started_at=run.header.created_at,
             seed=run.header.nonce or run.id,
         )
 
-    def _build_answer(self, result: ToolResult) -> Answer:
-        if result.outcome is not Outcome.DONE:
-            kind = _ERROR_KINDS.get(result.error_type, "RuntimeError") if result.error_type else "RuntimeError"
-            return Answer(error=result.content, error_kind=kind, at=result.completed_at)
-        tool = self.registry.get(result.tool)
-        is_text = tool is not None and find_return_hint(tool) is str
-        return Answer(value=result.content if is_text else read_content(result.content), at=result.completed_at)
+    def _returns_text(self, name: str) -> bool:
+        """Return whether the function of a tool is annotated to return a text."""
+        if name not in self._texts and (tool := self.registry.get(name)) is not None:
+            self._texts[name] = find_return_hint(tool) is str
+        return self._texts.get(name, False)
+
+
+def _build_answer(result: ToolResult, *, is_text: bool) -> Answer:
+    if result.outcome is not Outcome.DONE:
+        kind = _ERROR_KINDS.get(result.error_type, "RuntimeError")
+        return Answer(error=result.content, error_kind=kind, at=result.completed_at)
+    return Answer(value=result.content if is_text else read_content(result.content), at=result.completed_at)
 
 
 def _has_await(code: str) -> bool:

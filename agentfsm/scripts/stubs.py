@@ -14,18 +14,17 @@ _TYPES: Final = {"string": "str", "integer": "int", "number": "float", "boolean"
 _PLAIN_HINTS: Final = (str, int, float, bool, dict, list)
 
 
-def write_stub(definition: ToolDefinition, tool: Tool[..., Any] | None = None) -> str:
+def write_stub(tool: Tool[..., Any]) -> str:
     """Return the signature of a tool, and its description as the docstring."""
-    schema: Mapping[str, Any] = definition.parameters
+    schema: Mapping[str, Any] = tool.parameters
     needed = schema.get("required") or ()
-    named = schema.get("properties") or {}
     parameters = [
         f"{name}: {_name_type(each)}" + ("" if name in needed else f" = {_name_default(each)}")
-        for name, each in sorted(named.items(), key=lambda item: item[0] not in needed)
+        for name in list_parameters(tool.definition)
+        for each in (schema["properties"][name],)
     ]
-    text = " ".join(definition.description.split())
-    returned = "Any" if tool is None else _name_hint(find_return_hint(tool))
-    head = f"async def {definition.name}({', '.join(parameters)}) -> {returned}:"
+    text = " ".join(tool.description.split())
+    head = f"async def {tool.name}({', '.join(parameters)}) -> {_name_hint(find_return_hint(tool))}:"
     return f"{head}\n    {json.dumps(text, ensure_ascii=False)}" if text else f"{head} ..."
 
 

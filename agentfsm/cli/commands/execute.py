@@ -83,17 +83,20 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
     found, location = resolve_agent_or_rollout(args, terminal)
     if isinstance(found, Agent):
         return found, location, StartOptions()
-    choose = partial(
-        found.choose,
-        session=args.session,
-        user=args.user,
-        tenant=args.tenant,
-        roles=args.role,
-        id=args.id,
-        metadata=dict(args.metadata),
-    )
-    agent, options = anyio.run(choose)
+    agent, options = anyio.run(partial(found.choose, **_describe_start(args)))
     return agent, location, options
+
+
+def _describe_start(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the id, the session, the user and the metadata of the run that the arguments describe."""
+    return {
+        "id": args.id,
+        "session": args.session,
+        "user": args.user,
+        "tenant": args.tenant,
+        "roles": args.role,
+        "metadata": dict(args.metadata),
+    }
 
 
 def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) -> Run:
@@ -103,16 +106,7 @@ def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) ->
         MisuseError: if the arguments are invalid, or the id belongs to a run of another agent.
     """
     history = None if args.messages is None else admit_messages(_load_messages(args.messages), user_name())
-    given = StartOptions(
-        id=args.id,
-        session=args.session,
-        user=args.user,
-        tenant=args.tenant,
-        roles=args.role,
-        messages=history,
-        metadata=dict(args.metadata),
-    )
-    given.update(options)
+    given = {"messages": history, **_describe_start(args), **options}
     run = agent.start(admit(args.prompt, user_name()), **given)
     if args.id is not None:
         anyio.run(_check_same_agent, agent, args.id)

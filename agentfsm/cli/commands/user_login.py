@@ -107,7 +107,7 @@ class _LoginDesk:
         """Show the page of the login, and wait until the browser has returned.
 
         Raises:
-            LoginError: when nobody logs in in time.
+            LoginError: when the user does not log in within `timeout_s`.
         """
         async with await listen_at(port) as listener:
             url = await self.login.begin(

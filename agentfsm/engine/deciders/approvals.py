@@ -283,9 +283,9 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
 
 
 async def _is_logged_in(execution: Execution, entry: OpenCall) -> bool:
-    """Return whether the login that a call waits for is there, whoever has reported it.
+    """Return whether the user has the login that a call waits for.
 
-    A user may log in between the check of a call and the record of its wait, when nobody can know of the wait.
+    A user may log in after the check of the call and before its wait is recorded. Such a login wakes no run.
     """
     if entry.phase is not Phase.PAUSED or entry.pending[0].kind is not PendingKind.LOGIN:
         return False

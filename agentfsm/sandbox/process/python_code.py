@@ -24,6 +24,8 @@ MAX_PRINTED_CHARS: Final = 50_000
 _MAX_RESULT_CHARS: Final = 20_000
 _MAX_ERROR_CHARS: Final = 4_000
 _NAME: Final = "<code>"
+# Tool that a script calls when it waits.
+SLEEP: Final = "sleep"
 
 
 class _Printed(io.TextIOBase):
@@ -215,10 +217,10 @@ class _Script:
                 future.set_exception(error)
 
     def _sleep(self, seconds: float) -> None:
-        self._wait(self._record("sleep", (seconds,), {}))
+        self._wait(self._record(SLEEP, (seconds,), {}))
 
     async def _sleep_async(self, delay: float, result: Any = None) -> Any:
-        await self.call("sleep", delay)
+        await self.call(SLEEP, delay)
         return result
 
 
