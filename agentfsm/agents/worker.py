@@ -18,6 +18,7 @@ import anyio
 import attrs
 
 from agentfsm._lib.concurrency import make_waker
+from agentfsm._lib.newest import Newest
 from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import (
     AgentError,
@@ -119,7 +120,9 @@ class Worker:
     _has_suspects: bool = attrs.field(default=False, init=False)
     """Whether the store has more suspects. If so, no other run is begun, so that this worker becomes free for them."""
 
-    _backoffs: dict[str, tuple[float, bool, float]] = attrs.field(factory=dict, init=False)
+    _backoffs: Newest[str, tuple[float, bool, float]] = attrs.field(
+        factory=lambda: Newest(MAX_BACKOFF_RUNS), init=False
+    )
     """By id of a run that made no progress: the delay in seconds, whether the execution failed, and the time of the
     event loop until which this worker leaves it.
     """
@@ -333,8 +336,6 @@ class Worker:
     def _put_backoff(self, run_id: str, rest_s: float, *, has_failed: bool, until: float) -> None:
         """Remember a run without progress, so that the next delay is longer."""
         self._backoffs[run_id] = rest_s, has_failed, until
-        if len(self._backoffs) > MAX_BACKOFF_RUNS:
-            del self._backoffs[next(iter(self._backoffs))]
 
     def report_newer(self) -> None:
         """Log that runs are left to workers of a newer agentfsm, once."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 import attrs
 
+from agentfsm._lib.newest import Newest
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.policies import PaidScores, Scorer
 
@@ -145,7 +146,9 @@ class EmbeddingScorer(Scorer):
     embedder: Embedder
     """The embedder, such as `agentfsm.models.OpenAIEmbedder("text-embedding-3-small")`."""
 
-    _vectors: OrderedDict[str, tuple[float, ...]] = attrs.field(factory=OrderedDict, init=False, repr=False)
+    _vectors: Newest[str, tuple[float, ...]] = attrs.field(
+        factory=lambda: Newest(MAX_CACHED_TEXTS), init=False, repr=False
+    )
 
     async def scores(self, query: str, texts: Sequence[str]) -> PaidScores:
         """Return a score from -1 to 1 for each text, and the usage of the embedder.
@@ -158,11 +161,7 @@ class EmbeddingScorer(Scorer):
         wanted, *vectors = map(_normalise, found.vectors)
         known = {text: self._vectors[text] for text in texts if text in self._vectors}
         known |= dict(zip(missing, vectors, strict=True))
-        for text, vector in known.items():
-            self._vectors[text] = vector
-            self._vectors.move_to_end(text)
-        while len(self._vectors) > MAX_CACHED_TEXTS:
-            self._vectors.popitem(last=False)
+        self._vectors.update(known)
         scores = [math.fsum(map(float.__mul__, wanted, known[text])) for text in texts]
         return PaidScores(scores=tuple(scores), usage=found.usage)
 

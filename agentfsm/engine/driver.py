@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import anyio
 import attrs
 
 from agentfsm._lib.concurrency import is_foreign_cancellation
 from agentfsm._lib.fairness import StepThrottle
+from agentfsm._lib.newest import Newest
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -48,9 +48,6 @@ MAX_LEDGERS: Final = 1_000
 # Maximum of conversations whose last run is cached, so that the next run need not read the whole conversation.
 MAX_CONVERSATIONS: Final = 64
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Driver(Generic[A_co]):
@@ -62,8 +59,8 @@ class Driver(Generic[A_co]):
     pause_before: frozenset[State]
     """States before which a run pauses until it is resumed."""
 
-    _ledgers: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
-    ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
+    _ledgers: Newest[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=lambda: Newest(MAX_LEDGERS))
+    ended_runs: Newest[str, Run[Any]] = attrs.field(init=False, factory=lambda: Newest(MAX_CONVERSATIONS))
     """The last runs of conversations, by id."""
 
     def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
@@ -272,12 +269,5 @@ class Driver(Generic[A_co]):
             if run.header.session is None and not run.prior:
                 return
             self.ended_runs.pop(run.header.after or "", None)
-            _put_bounded(self.ended_runs, run.id, run, MAX_CONVERSATIONS)
-        _put_bounded(self._ledgers, (run.id, run.created_at), ledger, MAX_LEDGERS)
-
-
-def _put_bounded(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Add a value to a cache, and remove the oldest if there are more than `most`."""
-    kept[key] = value
-    if len(kept) > most:
-        kept.popitem(last=False)
+            self.ended_runs[run.id] = run
+        self._ledgers[run.id, run.created_at] = ledger

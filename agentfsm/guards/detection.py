@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
+from agentfsm._lib.newest import Newest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.text_safety import strip_unsafe
@@ -58,7 +59,7 @@ class Detection(CallGuard, TextScreen):
     window_chars: int = WINDOW_CHARS
     """Characters of the windows in which long texts are scored, 1 or more; the highest score counts."""
 
-    _scores: dict[bytes, float] = attrs.field(factory=dict, init=False, repr=False)
+    _scores: Newest[bytes, float] = attrs.field(factory=lambda: Newest(_KNOWN_SCORES), init=False, repr=False)
     """Scores of the texts scored last, by their hash."""
 
     def __attrs_post_init__(self) -> None:
@@ -108,8 +109,6 @@ class Detection(CallGuard, TextScreen):
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if digest not in self._scores:
             score = await score_windows(self.detector, text, window_chars=self.window_chars)
-            while len(self._scores) >= _KNOWN_SCORES:
-                del self._scores[next(iter(self._scores))]
             self._scores[digest] = score
         return self._scores[digest]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
@@ -14,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.trace.export import SpanExporter
 
+from agentfsm._lib.newest import Newest
 from agentfsm.core.events import Event
 from agentfsm.core.header import Header
 from agentfsm.core.run import Run
@@ -75,10 +75,10 @@ class Telemetry:
     Default 1: all.
     """
 
-    _facts: OrderedDict[str, RequestFacts] = attrs.field(init=False, factory=OrderedDict)
+    _facts: Newest[str, RequestFacts] = attrs.field(init=False, factory=lambda: Newest(MAX_KEPT))
     """Facts of requests whose commit has not come yet, by the ids of their spans, oldest first."""
 
-    _traces: OrderedDict[str, str] = attrs.field(init=False, factory=OrderedDict)
+    _traces: Newest[str, str] = attrs.field(init=False, factory=lambda: Newest(MAX_KEPT))
     """`Header.traceparent` of the newest runs that have ended, by id, oldest first, for links."""
 
     _queue: SpanQueue = attrs.field(
@@ -108,14 +108,14 @@ class Telemetry:
             facts = self._facts.pop(event_context(before.header, before.version).span_id, None) if self._facts else None
             self._queue.put(list_spans(then, event, before, content=self.content, facts=facts, traces=self._traces))
         if run.is_over:
-            _keep(self._traces, run.id, run.header.traceparent)
+            self._traces[run.id] = run.header.traceparent
 
     def observe_request(
         self, context: TraceContext, model: Model, request: Request, outcome: Reply | BaseException
     ) -> None:
         """Keep what a request says beside the journal until its commit comes."""
         if request.run is not None and self._samples(request.run.header):
-            _keep(self._facts, context.span_id, RequestFacts.of(model, request, outcome))
+            self._facts[context.span_id] = RequestFacts.of(model, request, outcome)
 
     def flush(self, timeout_s: float = 5.0) -> None:
         """Export what is queued, in up to `timeout_s` seconds."""
@@ -142,13 +142,6 @@ class Telemetry:
         if not context.sampled or self.sample == 1 or not begins_trace(header):
             return context.sampled
         return int(context.trace_id, 16) & _RATIO_MASK < round(self.sample * (_RATIO_MASK + 1))
-
-
-def _keep(kept: OrderedDict[str, Any], key: str, value: object) -> None:
-    """Add an entry, and remove the oldest if there are too many. Threads may do so at once."""
-    kept[key] = value
-    if len(kept) > MAX_KEPT:
-        kept.popitem(last=False)
 
 
 @attrs.define(eq=False, repr=False)

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import anyio
 import attrs
 
+from agentfsm._lib.newest import Newest
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
@@ -551,7 +552,7 @@ class Totals:
     _confirmed: int = attrs.field(default=0, init=False)
     """Position in the store that this process has confirmed."""
 
-    _records: dict[str, StoreRecord] = attrs.field(factory=dict, init=False)
+    _records: Newest[str, StoreRecord] = attrs.field(factory=lambda: Newest(_MAX_CACHED), init=False)
     """Newest known revisions of records."""
 
     async def follow(self) -> None:
@@ -785,7 +786,7 @@ class Totals:
                     )
                 except ConflictError:
                     continue
-                self._keep(found)
+                self._records[found.key] = found
                 return
 
     async def _read_object(self, key: str) -> dict[str, Any]:
@@ -793,14 +794,8 @@ class Totals:
         if key not in self._records:
             if (found := await self.store.read_record(KIND, key)) is None:
                 return {}
-            self._keep(found)
+            self._records[found.key] = found
         return _as_object(self._records[key].value)
-
-    def _keep(self, record: StoreRecord) -> None:
-        """Keep a record in memory, and forget the one that was changed longest ago."""
-        self._records[record.key] = record
-        if len(self._records) > _MAX_CACHED:
-            self._records.pop(next(iter(self._records)))
 
     async def _confirm(self, batch: _Batch) -> None:
         await self.store.confirm_read(

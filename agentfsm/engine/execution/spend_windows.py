@@ -18,7 +18,6 @@ request is settled before its reply is in the journal, no reply of a journal is 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -27,6 +26,7 @@ import anyio
 import attrs
 from anyio.lowlevel import current_token
 
+from agentfsm._lib.newest import Newest
 from agentfsm.core.errors import ConflictError, CorruptError
 from agentfsm.core.limits import SPEND_RECORDS, SpendWindow
 
@@ -308,19 +308,14 @@ class _Nothing:
 
 
 # Windows in use by the token of their event loop, and by store.
-_windows: Final[WeakKeyDictionary[object, WeakKeyDictionary[Store, OrderedDict[str, SharedWindow]]]] = (
-    WeakKeyDictionary()
-)
+_windows: Final[WeakKeyDictionary[object, WeakKeyDictionary[Store, Newest[str, SharedWindow]]]] = WeakKeyDictionary()
 
 
 def share_window(store: Store, window: SpendWindow) -> SharedWindow:
     """Return the window that the tasks of the running event loop share."""
     of_loop = _windows.setdefault(current_token().native_token, WeakKeyDictionary())
-    of_store = of_loop.setdefault(store, OrderedDict())
-    found = of_store.pop(window.key, None) or SharedWindow(ref(store), window)
-    of_store[window.key] = found
-    if len(of_store) > _MAX_WINDOWS:
-        of_store.popitem(last=False)
+    of_store = of_loop.setdefault(store, Newest(_MAX_WINDOWS))
+    found = of_store[window.key] = of_store.get(window.key) or SharedWindow(ref(store), window)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 
+from agentfsm._lib.newest import Newest
 from agentfsm._lib.pins import ApprovedText, Pin, PinFile, Pins
 from agentfsm.core.errors import ModelRetry
 from agentfsm.core.header import short_hash
@@ -99,7 +100,7 @@ class FoundServers:
     _servers: dict[str, MCPServer] = attrs.field(factory=dict, init=False)
     """Connected servers, by the keys of their pins."""
 
-    _candidates: dict[str, Candidate] = attrs.field(factory=dict, init=False)
+    _candidates: Newest[str, Candidate] = attrs.field(factory=lambda: Newest(_MAX_REMEMBERED), init=False)
     _is_restored: bool = attrs.field(default=False, init=False)
     _own_tools: tuple[Tool[..., Any], ...] = attrs.field(init=False)
 
@@ -165,10 +166,7 @@ class FoundServers:
             except MCPServerError as error:
                 _log.warning("a server from the directory cannot be used: %s", error)
                 continue
-            self._candidates.pop(candidate.id, None)
             self._candidates[candidate.id] = candidate
-            if len(self._candidates) > _MAX_REMEMBERED:
-                del self._candidates[next(iter(self._candidates))]
             about = candidate.description[:_DESCRIPTION_CHARS]
             shown.append({"id": candidate.id, "description": about, "start": format_start(entry.transport).strip()})
         return shown

@@ -20,6 +20,7 @@ from mcp import MCPError
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
+from agentfsm._lib.newest import Newest
 from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.agents.runnable_agent import RunnableAgent
@@ -142,7 +143,7 @@ class ServedRuns:
     _waiters: dict[str, set[anyio.Event]] = attrs.field(factory=dict, init=False)
     """Events to set at the next change of a run, by run id."""
 
-    _failures: dict[str, str] = attrs.field(factory=dict, init=False)
+    _failures: Newest[str, str] = attrs.field(factory=lambda: Newest(MAX_FAILURES), init=False)
     """Error of the newest attempt to execute a run here, by run id."""
 
     _is_ending: bool = attrs.field(default=False, init=False)
@@ -222,8 +223,6 @@ class ServedRuns:
             return await self.agent.driver.run_until_blocked(run, options._replace(on_run=report_and_record))
         except Exception as error:
             self._failures[run_id] = result_text.describe_error(error)
-            if len(self._failures) > MAX_FAILURES:
-                del self._failures[next(iter(self._failures))]
             raise
         finally:
             self._live_runs.pop(run_id, None)
