@@ -18,6 +18,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.shortening import shorten_line
 from agentfsm.core.text_safety import fence_with
 from agentfsm.core.usage import AgentCost, CacheReport, Spending, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
@@ -176,13 +177,13 @@ def media_label(part: Media, number: int) -> str:
 
 def describe_media(part: Media) -> str:
     """Describe a part: "image/png, 12,345 bytes", or its URL; for a file, its name comes first."""
-    name = _shorten_label(part.name) if isinstance(part, FilePart) else ""
+    name = shorten_line(part.name, MAX_LABEL_CHARS) if isinstance(part, FilePart) else ""
     carried = read_inline_data(part)
     if carried is None:
-        text = _shorten_label(part.url)
+        text = shorten_line(part.url, MAX_LABEL_CHARS)
     else:
         kind, data = carried
-        text = f"{_shorten_label(kind) or 'unknown type'}, {count_base64_bytes(data):,} bytes"
+        text = f"{shorten_line(kind, MAX_LABEL_CHARS) or 'unknown type'}, {count_base64_bytes(data):,} bytes"
     return f"{name}, {text}" if name else text
 
 
@@ -194,11 +195,6 @@ def count_base64_bytes(data: str) -> int:
 def format_part(part: Part) -> str:
     """Format a part for people: a text unchanged, any other part by its description."""
     return part.text if isinstance(part, TextPart) else f"[{media_kind(part)}: {describe_media(part)}]"
-
-
-def _shorten_label(text: str) -> str:
-    line = " ".join(text[:MAX_LABEL_CHARS].split())
-    return line if len(text) <= MAX_LABEL_CHARS else f"{line}..."
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.shortening import shorten
 from agentfsm.core.value import Value
 
 # Characters of a value that an error message shows: the width of a line.
@@ -57,7 +58,7 @@ class ValueRule(Value):
 def shorten_repr(value: object) -> str:
     """Return the repr of a value for an error message, or the name of a class."""
     text = value.__name__ if isinstance(value, type) else repr(value)
-    return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
+    return shorten(text, _MAX_REPR_CHARS)
 
 
 def require_type(*kinds: type, wanted: str) -> ValueRule:

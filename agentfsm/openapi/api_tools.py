@@ -15,6 +15,7 @@ import httpx2
 from agentfsm._lib.public_network import PublicAddressTransport, check_url, matches_host, ssl_context, to_hosts
 from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.labels import matches_tool
+from agentfsm.core.shortening import shorten
 from agentfsm.core.value import Value
 from agentfsm.logins import APIKey, Login, OAuth
 from agentfsm.logins.login import to_login
@@ -396,7 +397,7 @@ def _read_response(response: httpx2.Response, body: bytes) -> Any:
     text = body.decode(response.charset_encoding or "utf-8", errors="replace")
     status = f"{response.status_code} {response.reason_phrase}".strip()
     if response.status_code >= _FIRST_ERROR:
-        shown = text if len(text) <= _ERROR_CHARS else f"{text[:_ERROR_CHARS]}... ({len(text):,} characters)"
+        shown = shorten(text, _ERROR_CHARS, with_length=True)
         raise APIError(f"{status}: {shown}" if shown else status, status=response.status_code, headers=response.headers)
     if response.status_code >= _FIRST_REDIRECT:
         target = urljoin(str(response.url), response.headers.get("location", ""))

@@ -16,6 +16,7 @@ from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
 from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
+from agentfsm.core.shortening import shorten
 from agentfsm.core.usage import CacheReport, Purpose, TierChoice, Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
@@ -75,7 +76,7 @@ class ToolDefinition(Value):
         names = [name if name in needed else f"{name}?" for name in named] if isinstance(named, Mapping) else []
         paragraph = " ".join(self.description.strip().partition("\n\n")[0].split())
         sentence = found[0] if (found := _FIRST_SENTENCE.match(paragraph)) else ""
-        line = f"{self.name}({_truncate(', '.join(names), NAMES_CHARS)}): {_truncate(sentence, SENTENCE_CHARS)}"
+        line = f"{self.name}({shorten(', '.join(names), NAMES_CHARS)}): {shorten(sentence, SENTENCE_CHARS)}"
         # A name in a third-party schema may contain a line break.
         return " ".join(line.rstrip(": ").split())
 
@@ -91,10 +92,6 @@ class ToolDefinition(Value):
         fields = {"name": self.name, "description": self.description, schema: to_mutable_json(self.parameters)}
         # Sent only if set: some compatible servers refuse unknown fields.
         return {**fields, "strict": True} if self.strict else fields
-
-
-def _truncate(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[:chars]}..."
 
 
 class OutputMode(StrEnum):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from agentfsm.core.shortening import shorten
 from agentfsm.core.text_safety import ELLIPSIS
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ NOTE_CHARS: Final = 300
 
 def format_value(value: object) -> str:
     """Return a value as JSON on one line. A long one is cut and followed by its length."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    if len(text) <= VALUE_CHARS:
-        return text
-    return f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
+    return shorten(json.dumps(value, ensure_ascii=False, default=str), VALUE_CHARS, with_length=True)
 
 
 def format_arguments(arguments: Mapping[str, object]) -> str:

@@ -21,6 +21,7 @@ from agentfsm.core.messages import (
     count_base64_bytes,
     replace_surrogates,
 )
+from agentfsm.core.shortening import shorten_line
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.lenient_parsing import describe_unknown_block
 from agentfsm.tools.queue.media import format_omitted_part, select_usable
@@ -82,12 +83,12 @@ def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
         case m.AudioContent():
             yield _convert_data(block.data, _normalize_media_type(block.mime_type, "audio"))
         case m.EmbeddedResource():
-            kind = f", {_shorten_line(block.resource.mime_type)}" if block.resource.mime_type else ""
-            yield f"[resource {_shorten_line(block.resource.uri)}{kind}]"
+            kind = f", {shorten_line(block.resource.mime_type, MAX_LABEL_CHARS)}" if block.resource.mime_type else ""
+            yield f"[resource {shorten_line(block.resource.uri, MAX_LABEL_CHARS)}{kind}]"
             yield _resource_content(block.resource)
         case m.ResourceLink():  # its contents are not read
             fields = [block.uri, block.name, block.title, block.description, block.mime_type]
-            words = [_shorten_line(word) for word in fields if word and word.strip()]
+            words = [shorten_line(word, MAX_LABEL_CHARS) for word in fields if word and word.strip()]
             if block.size is not None and 0 <= block.size < _MAX_BYTES:
                 words.append(f"{block.size:,} bytes")
             yield f"[link to a resource: {', '.join(words)}]"
@@ -137,18 +138,12 @@ def _describe_data(data: str, kind: str) -> str:
 def _resource_content(resource: m.TextResourceContents | m.BlobResourceContents) -> str | Part:
     if isinstance(resource, m.TextResourceContents):
         return resource.text
-    return _convert_data(
-        resource.blob, _normalize_media_type(resource.mime_type), _shorten_line(resource.uri.rpartition("/")[2])
-    )
+    name = shorten_line(resource.uri.rpartition("/")[2], MAX_LABEL_CHARS)
+    return _convert_data(resource.blob, _normalize_media_type(resource.mime_type), name)
 
 
 # A declared size of this many bytes or more is not believed.
 _MAX_BYTES: Final = 2**63
-
-
-def _shorten_line(text: str) -> str:
-    line = " ".join(text[:MAX_LABEL_CHARS].split())
-    return line if len(text) <= MAX_LABEL_CHARS else f"{line}..."
 
 
 # Structured content

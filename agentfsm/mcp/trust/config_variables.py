@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 
 # Prefix of the environment variables that answer inputs: AGENTFSM_INPUT_API_KEY is the value of the input "api-key".
@@ -26,7 +27,6 @@ _BARE_VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _ENV_LINE: Final = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_.]*)\s*=\s*(.*?)\s*")
 _QUOTED: Final = re.compile(r"""(?P<quote>["'])(?P<text>.*)(?P=quote)(?:\s+#.*)?""")
 _MAX_ENV_FILE_BYTES: Final = 100_000
-_SHOWN_CHARS: Final = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -187,9 +187,3 @@ def _unquote(text: str) -> str:
     if (found := _QUOTED.fullmatch(text)) is None:
         return re.sub(r"(^|\s+)#.*", "", text)
     return found["text"].replace("\\n", "\n").replace('\\"', '"') if found["quote"] == '"' else found["text"]
-
-
-def shorten_repr(value: object) -> str:
-    """Return the repr of a value, cut to a length at which it can be found in its file."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -20,6 +20,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
+from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
@@ -30,7 +31,7 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file, shorten_repr
+from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file
 from agentfsm.mcp.trust.host_documents import ConfigDocument, read_document
 from agentfsm.mcp.trust.host_formats import is_gemini_entry, translate_entry
 from agentfsm.mcp.trust.names import check_server_name, derive_server_name, is_server_name

@@ -22,9 +22,10 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.config_variables import InputField, shorten_repr
+from agentfsm.mcp.trust.config_variables import InputField
 
 BUNDLE_SUFFIXES: Final = frozenset({".mcpb", ".dxt"})
 # Bounds of a bundle: the largest published ones hold some 20,000 files, and an interpreter.

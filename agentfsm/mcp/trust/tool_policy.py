@@ -19,6 +19,7 @@ from agentfsm._lib.pins import ApprovedText
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.messages import JSON
+from agentfsm.core.shortening import shorten
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.trust.consent import ConsentGate
@@ -308,8 +309,7 @@ def describe_call(server: str, listed: m.Tool, arguments: Arguments) -> str:
 
 
 def _shorten_value(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}... ({len(text):,} characters)"
+    return shorten(json.dumps(value, ensure_ascii=False, default=str), _MAX_VALUE_CHARS, with_length=True)
 
 
 def build_tool_text(listed: m.Tool) -> ApprovedText:

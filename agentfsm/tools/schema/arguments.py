@@ -16,6 +16,7 @@ import jiter
 
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.json_text import JSON_BLANKS, normalise_arguments
+from agentfsm.core.shortening import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,7 +119,7 @@ def check_object(text: str) -> str | None:
         return f"half of a surrogate pair at character {error.start}"
     except ValueError as error:
         reason, at, place = str(error).rpartition(" at line ")
-        return _PARSER_MESSAGES.get(reason, _truncate(reason, _MAX_PROBLEM_CHARS)) + at + place
+        return _PARSER_MESSAGES.get(reason, shorten(reason, _MAX_PROBLEM_CHARS)) + at + place
     if not isinstance(value, dict):
         return f"it is {_describe_value(value)}"
     if "\\u0000" in text and _NUL_ESCAPE.search(text):
@@ -274,7 +275,7 @@ def format_problems(
     known, found = parameters["properties"], iter(problems)
     by_path = groupby(islice(found, _MAX_PROBLEMS), key=lambda problem: _format_path(problem, arguments))
     lines = [
-        _truncate(f"- {path}: {_describe_problems(list(group), known)}", _MAX_PROBLEM_CHARS) for path, group in by_path
+        shorten(f"- {path}: {_describe_problems(list(group), known)}", _MAX_PROBLEM_CHARS) for path, group in by_path
     ]
     if next(found, None):
         lines.append("- and more")
@@ -285,8 +286,8 @@ def describe_parameters(parameters: Mapping[str, Any]) -> str:
     """Return one line about the parameters: name, type, and "required" or the default value."""
     required, properties = parameters.get("required", ()), parameters["properties"]
     shown = [
-        f"{_truncate(name, _MAX_VALUE_CHARS)} "
-        f"({_truncate(_describe_type(part), _MAX_TYPE_CHARS)}{_describe_requirement(name, part, required)})"
+        f"{shorten(name, _MAX_VALUE_CHARS)} "
+        f"({shorten(_describe_type(part), _MAX_TYPE_CHARS)}{_describe_requirement(name, part, required)})"
         for name, part in islice(properties.items(), _MAX_PARAMETERS)
     ]
     if len(properties) > _MAX_PARAMETERS:
@@ -311,7 +312,7 @@ def _format_path(problem: ErrorDetails, arguments: JSON) -> str:
     for index, step in enumerate(problem["loc"]):
         found, value = _descend(value, step)
         if found or (index == last and problem["type"].startswith("missing")):
-            path += f"[{step}]" if isinstance(step, int) else f".{_truncate(step, _MAX_VALUE_CHARS)}"
+            path += f"[{step}]" if isinstance(step, int) else f".{shorten(step, _MAX_VALUE_CHARS)}"
         elif index < last and str(step).isidentifier():
             path += f" (as {step})"
     path = path.removeprefix(".").lstrip() or "the object"
@@ -355,19 +356,15 @@ def _describe_value(value: object) -> str:
         case list():
             return "an array"
         case str():
-            return json.dumps(_truncate(value, _MAX_VALUE_CHARS), ensure_ascii=False)
-    return _truncate(json.dumps(value, default=str), _MAX_VALUE_CHARS)
-
-
-def _truncate(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+            return json.dumps(shorten(value, _MAX_VALUE_CHARS), ensure_ascii=False)
+    return shorten(json.dumps(value, default=str), _MAX_VALUE_CHARS)
 
 
 def _describe_requirement(name: str, schema: Any, required: Sequence[str]) -> str:
     if name in required:
         return ", required"
     stated = isinstance(schema, dict) and "default" in schema
-    return f", default {_truncate(json.dumps(schema['default']), _MAX_VALUE_CHARS)}" if stated else ""
+    return f", default {shorten(json.dumps(schema['default']), _MAX_VALUE_CHARS)}" if stated else ""
 
 
 def _describe_type(schema: Any) -> str:
