@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentfsm.cli.command_table import COMMANDS
 from agentfsm.cli.parser import build_parser
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ def test_the_image():
     for name, words in steps:
         assert name != "COPY" or (ROOT / words.split()[0]).exists()
     assert json.loads(given["ENTRYPOINT"]) == ["agentfsm"]
-    assert build_parser().parse_args(json.loads(given["CMD"])).agent == "support:agent"
+    assert build_parser(*COMMANDS).parse_args(json.loads(given["CMD"])).agent == "support:agent"
     extras = re.findall(r"\[([a-z,]+)\]", given["RUN"])[0].split(",")
     assert set(extras) <= set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
 
@@ -52,7 +53,7 @@ def test_a_deployment(name):
     mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
     assert [path for path, is_read_only in mounts.items() if not is_read_only] == ["/tmp"]  # noqa: S108
     assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in spec["volumes"]}
-    given = build_parser().parse_args(container["args"])
+    given = build_parser(*COMMANDS).parse_args(container["args"])
     before = container.get("lifecycle", {}).get("preStop", {"sleep": {"seconds": 0}})["sleep"]["seconds"]
     assert spec["terminationGracePeriodSeconds"] >= before + given.drain + 5
     assert template["metadata"]["labels"] == {"app": name}
@@ -65,4 +66,4 @@ def test_the_service_finds_the_gateway():
     [container] = DEPLOYMENTS["gateway"]["spec"]["containers"]
     [port] = container["ports"]
     assert service["ports"][0]["targetPort"] == port["name"]
-    assert build_parser().parse_args(container["args"]).http.endswith(f":{port['containerPort']}")
+    assert build_parser(*COMMANDS).parse_args(container["args"]).http.endswith(f":{port['containerPort']}")

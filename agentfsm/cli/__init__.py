@@ -1,26 +1,7 @@
 """The command line.
 
-    agentfsm demo | chat | run | submit | worker | resume | serve | acp | webhooks            execute
-             runs | show | logs | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
-             approve | allowances | reject | settle | answer | send | pause | cancel | feedback   decide
-             login | logout                                                                   logins of users
-             fork | replay | diff                                                             fork and compare
-             delete | prune | compact                                                         remove
-    agentfsm init | completion                                                                set up
-    agentfsm alerts rules | dashboard | test | notify
-    agentfsm followers list | drop
-    agentfsm totals show | rebuild
-    agentfsm schedule add | list | show | next | pause | resume | remove | backfill
-    agentfsm rollout start | weights | target | status | back | kill | log | watch
-    agentfsm release list | show | diff
-    agentfsm drill rollback | restore
-    agentfsm prompts list | show | render | test | activate | rollback | diff
-    agentfsm eval run | compare | gate | grade | from-run | report | calibrate
-    agentfsm keys add | list | remove
-    agentfsm memory learn | search | show | release | forget | expire | rebuild | export | import
-    agentfsm index add | search | list | remove | rebuild
-    agentfsm skills check | pin
-    agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
+`command_table.py` lists the commands, in the groups of `agentfsm --help`. Each declares its arguments in its module in
+`commands/`, which alone is imported when it is called.
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
 input, 4 a limit was reached, 5 an evaluation cannot decide, 130 interrupted.
@@ -32,7 +13,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Self
 
@@ -62,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(json="--json" in words)  # parsing errors are reported as JSON, too
     with _WarningHandler(terminal) as warnings:
         try:
-            args = build_parser().parse_args(words)
+            named = [word for word in words if not word.startswith("-")][
+                :1
+            ]  # only the module of this command is imported
+            args = build_parser(*named).parse_args(words)
             terminal.json, warnings.usage = args.json, args.usage()
-            module, _, command = args.act.partition(":")  # only the module of this command is imported
-            return int(getattr(import_module(f"agentfsm.cli.commands.{module}"), command)(args, terminal))
+            return int(args.act(args, terminal))
         except AgentError as error:
             if error.args == (str(error),):
                 error.args = (spell_options(str(error), warnings.usage),)

@@ -1,24 +1,24 @@
 """The arguments of the commands: what is declared agrees with the functions and the values of the library."""
 
 import argparse
-from importlib import import_module
 from inspect import signature
 from typing import get_args
 
 import attrs
+import pytest
 
-from agentfsm.cli import parser
-from agentfsm.evals import comparison, evaluation_runner, rubric_judge
+from agentfsm.cli import arguments, parser
+from agentfsm.cli.command_table import COMMANDS
+from agentfsm.cli.commands import key_files, mcp_login, mcp_serve
+from agentfsm.core.errors import MisuseError
 from agentfsm.mcp.oauth import person_login
 from agentfsm.mcp.server.service import ClientLimits
-from agentfsm.releases import rollout_log
-from agentfsm.schedules import schedule
 from agentfsm.serve.rate_limits import RateLimits
-from agentfsm.telemetry import costs, notifier
+from agentfsm.telemetry import notifier
 
 
 def list_functions(made):
-    """Yield "module:function" of each command."""
+    """Yield the function of each command."""
     if (act := made.get_default("act")) is not None:
         yield act
     for each in made._actions:
@@ -27,29 +27,49 @@ def list_functions(made):
                 yield from list_functions(inner)
 
 
-def test_each_command_names_its_function():
-    """Its module is imported only when it runs, so a name that does not exist would be found there."""
-    named = [act.partition(":") for act in list_functions(parser.build_parser())]
-    assert len(named) > 50
-    for module, _, name in named:
-        command = getattr(import_module(f"agentfsm.cli.commands.{module}"), name)
-        assert [*signature(command).parameters] == ["args", "terminal"], name
+def test_each_command_has_its_function_and_is_in_the_table():
+    """The table says which module adds it; only that one is imported when it is called."""
+    functions = [*list_functions(parser.build_parser(*COMMANDS))]
+    assert len(functions) > 50
+    for each in functions:
+        assert [*signature(each).parameters] == ["args", "terminal"], each
+    for name in COMMANDS:
+        (made,) = [each for each in parser.build_parser(name)._actions if isinstance(each, argparse._SubParsersAction)]
+        assert name in made.choices
+
+
+def test_a_command_that_does_not_exist(here):
+    """The nearest name is suggested, also in a group."""
+    here("shwo", code=2)
+    assert "there is no command 'shwo' (did you mean 'show'?): `agentfsm --help` lists them" in here.err
+    here("memory", "serch", code=2)
+    assert "(did you mean 'search'?)" in here.err
+
+
+def test_the_address_of_a_server():
+    """`--host` and `--port` replace their part of `--http`, or of the default."""
+    places = {
+        "serve shop:agent --port 9000": "127.0.0.1:9000",
+        "serve shop:agent --host 0.0.0.0": "0.0.0.0:8000",
+        "serve shop:agent --host [::1] --port 0": "[::1]:0",
+        "studio --port 9000": "127.0.0.1:9000",
+        "mcp serve shop:agent": None,
+        "mcp serve shop:agent --http": "127.0.0.1:8000",
+        "mcp serve shop:agent --port 9000": "127.0.0.1:9000",
+    }
+    made = parser.build_parser("serve", "mcp")
+    assert {line: made.parse_args(line.split()).http for line in places} == places
+    for wrong in ("--port x", "--port 70000", "--host="):
+        with pytest.raises(MisuseError, match="is not of the form HOST:PORT"):
+            made.parse_args(["serve", "shop:agent", *wrong.split()])
 
 
 def test_values_that_are_repeated_are_those_of_the_library():
-    """Their modules are not imported for the parser."""
-    assert schedule.DATE_PLACEHOLDER == parser.DATE_PLACEHOLDER
-    assert get_args(schedule.MissedPolicy) == parser.MISSED_POLICIES
-    assert costs.COST_GROUPS == parser.COST_GROUPS
-    assert get_args(notifier.MessageForm) == parser.MESSAGE_FORMS
-    assert rollout_log.UNIT_KINDS == parser.UNIT_KINDS
-    assert evaluation_runner.RUNS == parser.EVALUATION_RUNS
-    assert evaluation_runner.PARALLEL == parser.EVALUATIONS_PARALLEL
-    assert rubric_judge.VOTES == parser.JUDGE_VOTES
-    assert comparison.WORSE_BY == parser.WORSE_BY
-    assert person_login.LOGIN_TIMEOUT_S == parser.LOGIN_TIMEOUT_S
-    assert {*parser.CLIENT_LIMITS} <= {each.name for each in attrs.fields(ClientLimits)}
-    assert {*parser.KEY_LIMITS} <= {each.name for each in attrs.fields(RateLimits)}
+    """Their modules are not imported for the options."""
+    assert get_args(notifier.MessageForm) == arguments.MESSAGE_FORMS
+    assert person_login.LOGIN_TIMEOUT_S == mcp_login.LOGIN_TIMEOUT_S
+    assert {*mcp_serve.CLIENT_LIMITS} <= {each.name for each in attrs.fields(ClientLimits)}
+    assert {*key_files.KEY_LIMITS} <= {each.name for each in attrs.fields(RateLimits)}
 
 
 def test_errors_of_the_library_name_options():

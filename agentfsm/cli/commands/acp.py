@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentfsm._lib.plugins import require_extra
+from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_drain
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.run_lookup import resolve_agent_or_rollout
 from agentfsm.cli.session.signals import InterruptibleRunner
@@ -17,6 +18,14 @@ from agentfsm.releases import Rollout
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    editor = add_command(add, serve, name="acp")
+    add_agent(editor)
+    editor.add_argument("--user", metavar="NAME", help="user of the editor (default: that of the operating system)")
+    add_drain(editor)
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm._lib.plugins import require_extra
+from agentfsm.cli.argument_types import parse_since, parse_threshold
+from agentfsm.cli.arguments import AddParser, add_command, add_group, add_notifier
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
@@ -24,6 +26,31 @@ from agentfsm.telemetry.totals import catch_up_totals
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.ports.store import Store
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "alerts")
+    rules_options = add_command(sub, rules, text="print the alerts as a file of rules for Prometheus")
+    board = add_command(sub, dashboard, text="print a Grafana board of the metrics, or write it to a file")
+    board.add_argument("file", metavar="FILE", nargs="?", help="file of the board (default: stdout)")
+    test_options = add_command(sub, test, text="print when the alerts would have fired; exit code 1 if one still does")
+    text = "evaluate the alerts now, and post those that have begun or ended since the last time"
+    notify_options = add_command(sub, notify, text=text)
+    add_notifier(notify_options, "url")
+    notify_options.add_argument("--test", action="store_true", help="only post a message to see that it arrives")
+    test_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="from then on, such as 1d (default: the first run)"
+    )
+    for each in (rules_options, board, test_options):
+        each.add_argument(
+            "--set",
+            metavar="METRIC=NUMBER",
+            type=parse_threshold,
+            action="append",
+            default=[],
+            help="another threshold; may be given several times",
+        )
 
 
 def rules(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_count, parse_date, parse_since
+from agentfsm.cli.arguments import AddParser, add_command
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import (
     CALL_CHARS,
@@ -27,16 +29,59 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.render.text import format_caller, format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.calls import Phase
 from agentfsm.core.labels import matches_tool
+from agentfsm.core.messages import Outcome
 from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
 from agentfsm.journal.seals import KEY_VARIABLE, Fault, SealCheck, SealFile
 from agentfsm.ports.store import Filter
+from agentfsm.stores.home import HOME_FOLDER
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.journal.audit import AuditRecord
     from agentfsm.ports.store import Store
+
+_DEFAULT_SEALS: Final = f"{HOME_FOLDER}/seals.jsonl"
+_STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    audit_options = add_command(add, audit)
+    audit_options.add_argument("id", metavar="RUN", nargs="?", help="id of the run (default: all runs, newest first)")
+    audit_options.add_argument(
+        "--tool", metavar="GLOB", default="*", help="only calls of these tools, for example 'files__*'"
+    )
+    audit_options.add_argument(
+        "--status", choices=_STATUSES, metavar="STATUS", help=f"only calls with this status: {', '.join(_STATUSES)}"
+    )
+    audit_options.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    audit_options.add_argument("--user", metavar="NAME", help="only runs of this user")
+    audit_options.add_argument("--session", help="only runs of this conversation")
+    audit_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="only calls that were open then or later, such as 7d"
+    )
+    audit_options.add_argument("--until", metavar="TIME", type=parse_date, help="only calls requested before this time")
+    audit_options.add_argument("--limit", type=parse_count, default=1_000, help="maximum number (default: %(default)s)")
+    audit_options.add_argument(
+        "--results", action="store_true", help="with --json: include the results, not only hashes"
+    )
+    seals = audit_options.add_mutually_exclusive_group()
+    seals.add_argument("--seal", action="store_true", help="write the hashes of journals that have changed to a file")
+    seals.add_argument("--verify", action="store_true", help="find changes of the store since it was sealed")
+    seals.add_argument("--head", action="store_true", help="show the end of that file, to be kept elsewhere")
+    audit_options.add_argument(
+        "--seals", metavar="FILE", default=_DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
+    )
+    audit_options.add_argument("--follow", action="store_true", help="with --seal: go on until interrupted")
+    audit_options.add_argument(
+        "--since-head", metavar="HASH", default="", help="with --verify: a head from earlier, which the file must have"
+    )
+    audit_options.add_argument(
+        "--allow-missing", action="store_true", help="with --verify: runs may have been deleted since"
+    )
 
 
 def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

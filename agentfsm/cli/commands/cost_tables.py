@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm.cli.argument_types import parse_count, parse_since
+from agentfsm.cli.arguments import AddParser, add_command
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import count_columns, fit_columns, format_count, format_time
 from agentfsm.cli.resolve.agent_target import load_agent
@@ -17,6 +19,7 @@ from agentfsm.core.usage import format_usd
 from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore
 from agentfsm.telemetry.costs import (
+    COST_GROUPS,
     CostEstimate,
     CostReport,
     SpendStatus,
@@ -35,6 +38,27 @@ MAX_ROWS: Final = 30
 # Columns of the longest bar, and of a name.
 _BAR_COLUMNS: Final = 24
 _NAME_COLUMNS: Final = 40
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    costs_options = add_command(add, costs)
+    costs_options.add_argument(
+        "target", metavar="module:agent", nargs="?", help="estimate a run of this agent, and list the costs of its runs"
+    )
+    costs_options.add_argument(
+        "--by", choices=COST_GROUPS, default="agent", help="meaning of the rows (default: %(default)s)"
+    )
+    costs_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="from then on, such as 7d (default: all)"
+    )
+    costs_options.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    costs_options.add_argument(
+        "--tz", metavar="ZONE", default="UTC", help="time zone of the days (default: %(default)s)"
+    )
+    costs_options.add_argument(
+        "--turns", type=parse_count, help="turns of the estimated run (default: those of its runs)"
+    )
 
 
 def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

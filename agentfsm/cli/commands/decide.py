@@ -12,6 +12,8 @@ import attrs
 from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.decisions import describe_allowance, find_pending, find_question
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_field, parse_object, parse_rating, parse_time
+from agentfsm.cli.arguments import AddParser, add_command, add_run_id
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.render.json_documents import build_run_json
@@ -36,6 +38,107 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.allowances import Allowance
     from agentfsm.tools.registry import ToolRegistry
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    approve_options = add_command(add, approve)
+    reject_options = add_command(add, reject)
+    settle_options = add_command(add, settle)
+    answer_options = add_command(add, answer)
+    for decides in (approve_options, reject_options):
+        add_run_id(decides)
+        decides.add_argument("calls", metavar="CALL", nargs="+", help="ids of the calls, for example t3.0")
+    for decides in (settle_options, answer_options):
+        add_run_id(decides)
+        decides.add_argument("call", help="id of the call, for example t3.0")
+    approve_options.add_argument(
+        "--arguments",
+        metavar="JSON",
+        type=parse_object,
+        help="run the call with these arguments instead of the model's",
+    )
+    approve_options.add_argument(
+        "--digest",
+        dest="digests",
+        action="append",
+        default=[],
+        help="digest of the call as shown, in the order of the calls; nothing is approved if one has changed since",
+    )
+    approve_options.add_argument(
+        "--allow",
+        metavar="ARGUMENT",
+        action="append",
+        default=[],
+        help="let later calls with this value of the argument run in this session; without --digest, only show it",
+    )
+    allowances_options = add_command(add, allowances)
+    add_run_id(allowances_options)
+    allowances_options.add_argument("--revoke", metavar="ALLOWANCE", help="end the allowance with this id")
+    for checked in (approve_options, settle_options):
+        checked.add_argument(
+            "--four-eyes", action="store_true", help="refuse it if the person has shaped the call, as its prompt does"
+        )
+    reject_options.add_argument("--message", default="", help="the reason, which the model reads")
+    outcome = settle_options.add_mutually_exclusive_group(required=True)
+    outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
+    outcome.add_argument("--failed", metavar="TEXT", help="the call failed with this message")
+    outcome.add_argument("--rerun", action="store_true", help="run it again with the same idempotency key")
+    answer_options.add_argument(
+        "text", nargs="?", help="the answer; for the questions of a tool: a JSON object, or plain text"
+    )
+    answer_options.add_argument("--failed", action="store_true", help="the text is the reason why there is no result")
+    answer_options.add_argument(
+        "--field",
+        metavar="NAME=VALUE",
+        type=parse_field,
+        action="append",
+        default=[],
+        help="a field of the answer to a tool's question; may be given several times",
+    )
+    answer_options.add_argument("--decline", action="store_true", help="decline to answer the questions of a tool")
+    _add_send(add)
+    pause_options = add_command(add, pause)
+    cancel_options = add_command(add, cancel)
+    for stops in (pause_options, cancel_options):
+        add_run_id(stops)
+        stops.add_argument("--message", default="", help="the reason, for the journal")
+    feedback_options = add_command(add, feedback)
+    add_run_id(feedback_options)
+    feedback_options.add_argument(
+        "--rating", metavar="1-5", type=parse_rating, required=True, help="1 (bad) to 5 (good)"
+    )
+    feedback_options.add_argument("--comment", default="", help="the reasons")
+    for signed in (
+        approve_options,
+        allowances_options,
+        reject_options,
+        settle_options,
+        answer_options,
+        pause_options,
+        cancel_options,
+        feedback_options,
+    ):
+        signed.add_argument("--by", metavar="NAME", help="person who decides (default: your user name)")
+
+
+def _add_send(add: AddParser) -> None:
+    send_options = add_command(add, send)
+    add_run_id(send_options)
+    send_options.add_argument("text", help="the text that the model reads")
+    kinds = [str(kind) for kind in InputKind if kind is not InputKind.REFLECTION]
+    send_options.add_argument(
+        "--kind", choices=kinds, default="user", help="source of the input (default: %(default)s)"
+    )
+    priorities = [str(priority) for priority in Priority]
+    send_options.add_argument(
+        "--priority", choices=priorities, default="normal", help="reading order (default: %(default)s)"
+    )
+    send_options.add_argument(
+        "--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date"
+    )
+    send_options.add_argument("--key", help="idempotency key: the run accepts one input for each key")
+    send_options.add_argument("--by", metavar="NAME", help="person who sends it (default: your user name)")
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

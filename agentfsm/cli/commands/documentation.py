@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agentfsm.cli.arguments import AddParser, add_command
 from agentfsm.cli.codes import ExitCode
 from agentfsm.core.errors import MisuseError
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = Path(__file__).parents[2]
 """The folder of the package, which has SKILL.md."""
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    pages = add_command(add, docs)
+    pages.add_argument("topic", metavar="PAGE", nargs="?", help="such as tools or tutorial/index (default: the guide)")
+    pages.add_argument("--list", action="store_true", help="list the pages")
 
 
 def find_pages() -> Path:

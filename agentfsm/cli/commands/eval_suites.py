@@ -14,6 +14,8 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_count, parse_pair, parse_share, parse_since, parse_usd
+from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_group, add_run_id
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.agent_target import is_target, load_target, look_in_current_folder
@@ -34,7 +36,9 @@ from agentfsm.evals import (
     gate,
     grade_stored,
 )
-from agentfsm.evals.comparison import Conclusion, name_cases
+from agentfsm.evals.comparison import WORSE_BY, Conclusion, name_cases
+from agentfsm.evals.evaluation_runner import PARALLEL as EVALUATIONS_PARALLEL
+from agentfsm.evals.evaluation_runner import RUNS as EVALUATION_RUNS
 from agentfsm.evals.evaluation_runner import EvaluationLimitError
 from agentfsm.evals.release_gate import (
     GateDecision,
@@ -45,6 +49,7 @@ from agentfsm.evals.release_gate import (
     load_history,
 )
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
+from agentfsm.evals.rubric_judge import VOTES as JUDGE_VOTES
 from agentfsm.evals.rubric_judge import JudgeCalibration
 from agentfsm.evals.suite_files import describe_run, load_suite
 from agentfsm.prompts.assertions import load_function
@@ -60,6 +65,104 @@ _GATE_CODES: Final = {
     GateDecision.UNDECIDED: ExitCode.UNDECIDED,
 }
 _CONCLUSION_CODES: Final = {Conclusion.WORSE: ExitCode.FAILED, Conclusion.UNDECIDED: ExitCode.UNDECIDED}
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "eval")
+    run_options = add_command(sub, run, text="run each case several times, and grade the runs")
+    run_options.add_argument("suite", metavar="SUITE", help="a file .yaml, .json, .jsonl or .csv, or module:suite")
+    add_agent(run_options)
+    run_options.add_argument(
+        "--runs",
+        metavar="N",
+        type=parse_count,
+        default=EVALUATION_RUNS,
+        help="runs of each case (default: %(default)s)",
+    )
+    run_options.add_argument(
+        "--speed",
+        choices=["live", "recorded", "replay"],
+        default="live",
+        help="recorded: tools answer from the recorded runs; replay: nothing is called (default: %(default)s)",
+    )
+    text = "function of the first run of a conversation that returns its dependencies, or an object (default: none)"
+    run_options.add_argument("--deps", metavar="MODULE:NAME", help=text)
+    run_options.add_argument(
+        "--label", default="", help="distinguishes evaluations of one version; others are continued"
+    )
+    run_options.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
+    compare = add_command(sub, compare_results, text="compare two results, case by case", name="compare")
+    compare.add_argument("before", metavar="BEFORE", help="the baseline's result")
+    compare.add_argument("after", metavar="AFTER", help="the candidate's result")
+    text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 5 undecided"
+    gate = add_command(sub, gate_result, text=text, name="gate")
+    for takes in (run_options, gate):
+        text = "lowest accepted mean, from 0 to 1: below it the exit code is 1"
+        takes.add_argument("--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help=text)
+    gate.add_argument("--calibration", metavar="FILE", help="calibration of the judge, to gate what it grades")
+    new = add_command(
+        sub,
+        make_case,
+        text="make a case from a run, with the results of its tools and secrets masked, and append it to a suite",
+        name="from-run",
+    )
+    add_run_id(new)
+    text = "a file .yaml or .jsonl; created if there is none (default: %(default)s)"
+    new.add_argument("suite", metavar="SUITE", nargs="?", default="regressions.yaml", help=text)
+    text = "grade answers of stored runs with a judge, each once by a rubric, and record the grades as feedback"
+    grade_options = add_command(sub, grade, text=text)
+    grade_options.add_argument(
+        "--judge", metavar="MODEL", required=True, help="the model that grades, of another family"
+    )
+    text = "a sentence that holds of a good answer; may be given several times (default: the judge's criteria)"
+    grade_options.add_argument("--rubric", metavar="TEXT", action="append", help=text)
+    grade_options.add_argument(
+        "--votes", metavar="N", type=parse_count, default=JUDGE_VOTES, help="votes (default: %(default)s)"
+    )
+    grade_options.add_argument(
+        "--own-family", action="store_true", help="allow a judge of the model family of the runs"
+    )
+    grade_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, default=0.0, help="runs that ended then or later, such as 1d"
+    )
+    grade_options.add_argument(
+        "--sample", metavar="SHARE", type=parse_share, default=1.0, help="share of the runs, such as 5%% (default: all)"
+    )
+    grade_options.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    report_options = add_command(sub, report, text="show a result, and write it as JUnit or HTML")
+    calibrate = add_command(
+        sub, calibrate_judge, text="compare the grades of a judge with labels of people", name="calibrate"
+    )
+    calibrate.add_argument("--metric", default="judge", help="name of the judge (default: %(default)s)")
+    calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
+    for takes in (run_options, grade_options):
+        takes.add_argument(
+            "--parallel",
+            metavar="N",
+            type=parse_count,
+            default=EVALUATIONS_PARALLEL,
+            help="runs at a time (default: %(default)s)",
+        )
+        text = "US dollars that all of it may cost" + ("; an estimate is shown first" if takes is run_options else "")
+        takes.add_argument("--usd", metavar="AMOUNT", type=parse_usd, help=text)
+        takes.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
+    for takes in (gate, report_options, calibrate):
+        takes.add_argument("result", metavar="RESULT", help="a result that `eval run --out` wrote")
+    calibrate.add_argument("labels", metavar="LABELS", help="JSON Lines with run and label, from 0 to 1")
+    for takes in (run_options, gate, report_options):
+        takes.add_argument("--against", metavar="FILE", required=takes is gate, help="the pinned baseline's result")
+    for takes in (compare, gate):
+        takes.add_argument("--metric", metavar="ASPECT", action="append", help="aspect to compare (default: outcome)")
+    for takes in (run_options, compare, gate, report_options):
+        takes.add_argument(
+            "--worse-by", metavar="SHARE", type=float, default=WORSE_BY, help="relative loss not accepted (%(default)s)"
+        )
+    for takes in (gate, report_options):
+        takes.add_argument("--history", metavar="FILE", help="history of versions; gate appends to it")
+    for takes in (run_options, report_options):
+        takes.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
+        takes.add_argument("--html", metavar="FILE", help="write a page of HTML")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

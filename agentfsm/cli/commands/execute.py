@@ -14,10 +14,22 @@ import anyio
 import attrs
 
 from agentfsm.agents.admission import admit, admit_messages
-from agentfsm.agents.agent import WORKER_POLL_S, Agent
+from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
 from agentfsm.agents.agent_starts import StartOptions
 from agentfsm.agents.deltas import DeltaRelay, pass_deltas
 from agentfsm.agents.worker import Worker
+from agentfsm.cli.argument_types import parse_count, parse_new_id, parse_pair, parse_rate, parse_seconds
+from agentfsm.cli.arguments import (
+    AddParser,
+    add_agent,
+    add_agent_option,
+    add_command,
+    add_deltas,
+    add_drain,
+    add_identity,
+    add_notifier,
+    add_run_id,
+)
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -65,6 +77,104 @@ _DEMO_REMARK: Final = (
 # Characters of the line that reports a run: its id, its end or its waits.
 MAX_LINE_CHARS: Final = 500
 _END_NAMES: Final = {State.DONE: "done", State.ERROR: "failed"}
+
+_ENGINES: Final = ("store", "dbos")
+_ENGINE_HELP: Final = "what dispatches the runs: the store, or DBOS, which needs agentfsm[dbos] (default: %(default)s)"
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    demo_options = add_command(add, demo)
+    demo_options.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
+    run_options = add_command(add, run)
+    talk = add_command(add, chat)
+    add_agent(talk)
+    chosen = talk.add_mutually_exclusive_group()
+    chosen.add_argument("--session", help="name of the conversation (default: a new one)")
+    chosen.add_argument(
+        "--continue", dest="continues", action="store_true", help="continue the newest conversation with this agent"
+    )
+    add_identity(talk)
+    submit_options = add_command(add, submit)
+    for starts in (run_options, submit_options):
+        add_agent(starts)
+        starts.add_argument("prompt", help="the task")
+        starts.add_argument(
+            "--id",
+            type=parse_new_id,
+            help="id of the run (default: a random one); repeating an id with the same prompt continues that run",
+        )
+        starts.add_argument("--session", help="continue this conversation")
+        add_identity(starts)
+        starts.add_argument("--messages", metavar="FILE", help="earlier messages, a JSON list in OpenAI's format")
+        starts.add_argument(
+            "--metadata",
+            metavar="KEY=VALUE",
+            type=parse_pair,
+            action="append",
+            default=[],
+            help="stored with the run; may be given several times",
+        )
+    submit_options.add_argument("--engine", choices=_ENGINES, default="store", help=_ENGINE_HELP)
+    submit_options.add_argument(
+        "--priority",
+        metavar="N",
+        type=parse_count,
+        help="1 is the most urgent (with --engine dbos; default: before all)",
+    )
+    submit_options.add_argument(
+        "--delay", metavar="SECONDS", type=parse_seconds, help="start the run later (with --engine dbos)"
+    )
+    worker_options = add_command(add, worker)
+    add_agent(worker_options)
+    worker_options.add_argument(
+        "--parallel",
+        metavar="N",
+        type=parse_count,
+        default=WORKER_PARALLEL,
+        help="number of runs at a time (default: %(default)s)",
+    )
+    worker_options.add_argument(
+        "--poll",
+        metavar="SECONDS",
+        type=parse_seconds,
+        help=f"interval between two queries for ready runs (default: {WORKER_POLL_S}, with --engine dbos 0.25)",
+    )
+    worker_options.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
+    worker_options.add_argument("--engine", choices=_ENGINES, default="store", help=_ENGINE_HELP)
+    worker_options.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=parse_count,
+        help="number of runs of all workers at a time (with --engine dbos; default: no limit)",
+    )
+    worker_options.add_argument(
+        "--tenant-concurrency",
+        metavar="N",
+        type=parse_count,
+        help="number of runs of a tenant at a time (with --engine dbos; default: no limit)",
+    )
+    worker_options.add_argument(
+        "--rate",
+        metavar="RUNS/SECONDS",
+        type=parse_rate,
+        help="number of runs started in a period, such as 300/60 (with --engine dbos; default: no limit)",
+    )
+    add_drain(worker_options)
+    add_deltas(worker_options)
+    add_notifier(worker_options, "--alerts-to")
+    resume_options = add_command(add, resume)
+    add_run_id(resume_options)
+    add_agent_option(resume_options)
+    resume_options.add_argument("--takeover", action="store_true", help="take the run from a worker that hangs")
+    resume_options.add_argument(
+        "--renamed",
+        metavar="OLD=NEW",
+        type=parse_pair,
+        action="append",
+        default=[],
+        help="a tool or step of the run has another name in this program; may be given several times",
+    )
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm.cli.argument_types import parse_since
+from agentfsm.cli.arguments import AddParser, add_command, add_group, add_purpose
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_duration, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
@@ -22,6 +24,30 @@ if TYPE_CHECKING:
 
 # Tools in the table; the JSON document has all of them.
 MAX_TOOLS: Final = 20
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    _add_metrics(add)
+    _add_totals(add)
+
+
+def _add_metrics(add: AddParser) -> None:
+    metrics_options = add_command(add, metrics)
+    metrics_options.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    add_purpose(metrics_options)
+    metrics_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="from then on, such as 1d (default: the first run)"
+    )
+
+
+def _add_totals(add: AddParser) -> None:
+    sub = add_group(add, "totals")
+    show = add_command(sub, totals, name="show", text="print how far they are")
+    text = "make them anew from the journals, or for the first time"
+    rebuild = add_command(sub, totals, name="rebuild", text=text)
+    show.set_defaults(rebuild=False)
+    rebuild.set_defaults(rebuild=True)
 
 
 def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

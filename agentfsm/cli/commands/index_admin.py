@@ -9,17 +9,52 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentfsm.cli.argument_types import parse_count
+from agentfsm.cli.arguments import MEMORY_BY, AddParser, add_command, add_group, add_memory_options
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.commands.mcp_client import select_servers
 from agentfsm.cli.commands.memory_admin import report, report_found, run_with_memory
 from agentfsm.cli.render.formatting import format_count
-from agentfsm.cli.resolve.mcp_servers import load_servers
+from agentfsm.cli.resolve.mcp_servers import load_servers, select_servers
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.labels import DATA_LEVELS
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
     from agentfsm.memory import DocumentChange, Memory
+
+
+def add_commands(commands: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(commands, "index")
+    adds = add_command(sub, add, text="add documents, or new versions of them")
+    adds.add_argument("documents", metavar="FILE", nargs="+", help="a Markdown or text file; with --mcp, a URI")
+    adds.add_argument(
+        "--level", choices=[*map(str, DATA_LEVELS)], default="internal", help="data level (default: %(default)s)"
+    )
+    adds.add_argument(
+        "--label", metavar="LABEL", action="append", default=[], help="label of the documents, such as untrusted"
+    )
+    adds.add_argument("--mcp", metavar="FILE", help='add resources of a server of this JSON file with "mcpServers"')
+    adds.add_argument("--server", metavar="NAME", help="with --mcp: the server, if the file has several")
+    search_options = add_command(sub, search, text="print the parts of documents that match a query, best first")
+    search_options.add_argument("query", help="words to look for")
+    search_options.add_argument(
+        "--limit", metavar="N", type=parse_count, default=8, help="maximum of parts (default: 8)"
+    )
+    lists = add_command(sub, list_documents, name="list", text="list the documents")
+    remove_options = add_command(sub, remove, text="remove documents from the search")
+    remove_options.add_argument("documents", metavar="NAME", nargs="+", help="name of a document, as list prints it")
+    remove_options.add_argument("--forget", action="store_true", help="delete all their versions for good")
+    remove_options.add_argument("--by", metavar="NAME", default=MEMORY_BY, help="name for the record of a deletion")
+    rebuild_options = add_command(sub, rebuild, text="build the index again from the items of all users")
+    add_memory_options(adds, search_options, lists, remove_options, rebuild_options)
+    for each in (adds, search_options, rebuild_options):
+        each.add_argument(
+            "--embedder",
+            metavar="NAME",
+            help="also search by meaning, with an embedder such as openai:text-embedding-3-small",
+        )
 
 
 def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -45,7 +80,7 @@ def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             await server.aclose()
 
     if args.mcp:
-        found = select_servers(load_servers(args.mcp, terminal), argparse.Namespace(file=args.mcp, server=args.server))
+        found = select_servers(load_servers(args.mcp, terminal), args.mcp, args.server)
         if len(found) != 1:
             names = ", ".join(server.name for server in found)
             raise MisuseError(f"{args.mcp} has several servers, {names}: name one with --server")

@@ -5,11 +5,22 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import attrs
 
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_count, parse_date, parse_rating, parse_seconds, parse_since, parse_usd
+from agentfsm.cli.arguments import (
+    EVIDENCE_HELP,
+    AddParser,
+    add_agent,
+    add_agent_option,
+    add_command,
+    add_mcp_option,
+    add_purpose,
+    add_run_id,
+)
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.alert_rules import OTLP, export_traces
 from agentfsm.cli.render import flowchart
@@ -36,7 +47,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.journal.run_status import RunStatus, explain_standstill, find_past_status, list_statuses, read_status
-from agentfsm.ports.store import Filter, Store
+from agentfsm.ports.store import Filter, RunOrder, Store
 from agentfsm.streaming.log import describe_events
 
 if TYPE_CHECKING:
@@ -49,6 +60,129 @@ if TYPE_CHECKING:
     from agentfsm.journal.run_list import StrandedRun
     from agentfsm.ports.store import RunSummary
     from agentfsm.ports.stored import Feedback
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    runs_options = add_command(add, runs)
+    runs_options.add_argument("--session", help="only runs of this conversation")
+    runs_options.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    runs_options.add_argument("--user", metavar="NAME", help="only runs of this user")
+    runs_options.add_argument("--state", choices=[str(state) for state in State], help="only runs in this state")
+    runs_options.add_argument(
+        "--stop-reason", choices=[str(each) for each in StopReason], help="only runs that ended for this reason"
+    )
+    runs_options.add_argument("--release", metavar="NAME", help="only runs of this release of an agent")
+    runs_options.add_argument(
+        "--text", metavar="WORDS", help="only runs whose prompt and answer have all of these words"
+    )
+    runs_options.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
+    runs_options.add_argument(
+        "--stranded", action="store_true", help="only runs that are ready and that no worker takes, with the reason"
+    )
+    add_purpose(runs_options)
+    runs_options.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
+    runs_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="only runs created on this date or later, such as 7d"
+    )
+    runs_options.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
+    runs_options.add_argument(
+        "--min-cost", metavar="USD", type=parse_usd, help="only runs that have cost this much or more"
+    )
+    runs_options.add_argument(
+        "--min-duration", metavar="SECONDS", type=parse_seconds, help="only runs that were executed for this long"
+    )
+    runs_options.add_argument(
+        "--sort",
+        choices=get_args(RunOrder),
+        default="newest",
+        help="order: newest first, or of the runs that are over the dearest or the longest (default: %(default)s)",
+    )
+    runs_options.add_argument(
+        "--max-rating", metavar="1-5", type=parse_rating, help="only runs with this rating or a worse one"
+    )
+    runs_options.add_argument("--all", action="store_true", help="also list the runs of sub-agents")
+    runs_options.add_argument("--limit", type=parse_count, default=20, help="maximum number (default: %(default)s)")
+    show_options = add_command(add, show)
+    add_run_id(show_options)
+    show_options.add_argument("--at", metavar="VERSION", type=int, help="show the run as it was at this version")
+    show_options.add_argument("--events", action="store_true", help="list its journal as well")
+    show_options.add_argument(
+        "--request",
+        metavar="TURN",
+        type=parse_count,
+        help="show what the model was sent in this turn instead: all parts, with tokens and costs",
+    )
+    add_agent_option(show_options)
+    logs_options = add_command(add, logs)
+    add_run_id(logs_options)
+    logs_options.add_argument("--follow", action="store_true", help="go on with what is new, until the run is over")
+    _add_export(add)
+    _add_load(add)
+    graph_options = add_command(add, graph)
+    graph_options.add_argument(
+        "subject", metavar="module:agent|RUN", nargs="?", help="an agent or a run (default: the state machine)"
+    )
+    graph_options.add_argument(
+        "--format", choices=["mermaid", "dot", "text"], default="mermaid", help="output format (default: %(default)s)"
+    )
+    graph_options.add_argument(
+        "--states", action="store_true", help="draw the states of a run, also if it has a plan or is a flow"
+    )
+    doctor_options = add_command(add, doctor)
+    doctor_options.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")
+    add_mcp_option(doctor_options, "add the MCP servers of this file to its tools")
+    doctor_options.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
+    live = doctor_options.add_argument_group("before going live")
+    live.add_argument("--production", action="store_true", help="check whether the agent is ready for production")
+    live.add_argument("--evidence", metavar="FOLDER", default="evidence", help=EVIDENCE_HELP)
+    live.add_argument("--waivers", metavar="FILE", help="TOML file with accepted failures: check, by, until, reason")
+    live.add_argument("--no-probes", action="store_true", help="do not run the agent with a scripted model")
+    live.add_argument("--write", metavar="FILE", help="also write the report as a page in Markdown")
+    live.add_argument("--sarif", metavar="FILE", help="also write what did not pass as SARIF")
+    live.add_argument("--junit", metavar="FILE", help="also write the report as JUnit's XML")
+
+
+def _add_export(add: AddParser) -> None:
+    export_options = add_command(add, export)
+    export_options.add_argument(
+        "id", metavar="RUN|otlp", help="id of the run; or the word otlp, for the traces of all runs"
+    )
+    export_options.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
+    export_options.add_argument("--to", metavar="URL", help="otlp: the server (default: $OTEL_EXPORTER_OTLP_ENDPOINT)")
+    export_options.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="otlp: only runs that were open then or later, such as 7d"
+    )
+    export_options.add_argument(
+        "--content",
+        choices=["none", "redacted", "full"],
+        default="none",
+        help="otlp: texts that the spans have (default: %(default)s)",
+    )
+    export_options.add_argument("--follow", action="store_true", help="otlp: export what is new, until interrupted")
+
+
+def _add_load(add: AddParser) -> None:
+    load_options = add_command(add, load)
+    add_agent(load_options)
+    load_options.add_argument("--prompts", metavar="FILE", help="file with a prompt in each line, used in turn")
+    load_options.add_argument("--prompt", metavar="TEXT", help="the prompt of all runs")
+    load_options.add_argument(
+        "--runs", metavar="N", type=parse_count, default=100, help="number of runs (default: %(default)s)"
+    )
+    load_options.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=parse_count,
+        default=8,
+        help="runs at a time (default: %(default)s)",
+    )
+    load_options.add_argument(
+        "--runs-per-day", metavar="N", type=parse_count, help="runs expected in production, for a forecast of the costs"
+    )
+    load_options.add_argument(
+        "--out", metavar="FILE", help="write the result as JSON, as evidence for doctor --production"
+    )
 
 
 def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.cli.argument_types import parse_count
+from agentfsm.cli.arguments import AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.parser import KEY_LIMITS
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
+
+# Options for the limits of a user of `serve`, by field.
+KEY_LIMITS: Final = {
+    "requests": ("--per-minute", "requests of the user in a minute"),
+    "open_requests": ("--open-requests", "requests of the user at once, such as event streams, in one process"),
+    "tokens": ("--tokens-per-minute", "tokens of the user's runs in a minute"),
+    "runs": ("--running", "runs of the user at once"),
+}
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "keys")
+    plain = partial(add_command, sub, has_store=False)
+    added = plain(add_key, name="add", text="create a key, print it once, and store its hash")
+    listed = plain(list_keys, name="list", text="list whose keys a file has")
+    removed = plain(remove_keys, name="remove", text="remove the keys of a user; a running server refuses them at once")
+    for takes in (added, listed, removed):
+        takes.add_argument("file", metavar="FILE", type=Path, help="JSON file with the hashes of the keys")
+    for takes in (added, removed):
+        takes.add_argument("user", metavar="USER", help="user for whom the key acts")
+        takes.add_argument("--tenant", help="tenant of the user")
+    added.add_argument(
+        "--scope",
+        metavar="SCOPE",
+        action="append",
+        choices=["run", "approve", "admin"],
+        help='"run" (the default), "approve" or "admin"; may be given several times',
+    )
+    for option, text in KEY_LIMITS.values():
+        added.add_argument(option, metavar="N", type=parse_count, help=text)
+    added.add_argument(
+        "--four-eyes", action="store_true", help="the user may not approve or settle a call that it has shaped"
+    )
+    added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
 
 
 def add_key(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
+from agentfsm.cli.argument_types import parse_pair
+from agentfsm.cli.arguments import AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.commands import mcp_login, mcp_serve
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_count, list_declarations
-from agentfsm.cli.resolve.mcp_servers import TerminalConsent, format_approve_command, load_servers
+from agentfsm.cli.resolve.mcp_servers import TerminalConsent, format_approve_command, load_servers, select_servers
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage, describe_media
@@ -31,7 +34,42 @@ T = TypeVar("T")
 NAME_CHARS: Final = 200
 
 
-# Tools, prompts and resources.
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "mcp")
+    _add_mcp_client(sub)
+    mcp_serve.add_commands(sub)
+
+
+def _add_mcp_client(sub: AddParser) -> None:
+    tools_options = add_command(sub, tools, text="list the servers of a file, and their tools")
+    approve_options = add_command(sub, approve, text="show the start and the tools of servers, and ask for approval")
+    prompts_options = add_command(sub, prompts, text="list the prompts of the servers of a file")
+    prompt_options = add_command(sub, prompt, text="show a prompt of a server with its arguments filled in")
+    resources_options = add_command(sub, resources, text="list the resources of the servers of a file")
+    read_options = add_command(sub, read, text="read a resource of a server")
+    mcp_login.add_commands(sub)
+    for takes in (tools_options, approve_options, prompts_options, prompt_options, resources_options, read_options):
+        takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", the format of MCP hosts')
+    approve_options.add_argument("server", metavar="SERVER", nargs="?", help="only this server")
+    approve_options.add_argument("--yes", action="store_true", help="approve everything without asking")
+    approve_options.add_argument(
+        "--details", action="store_true", help="show the full texts of tools, not a line for each"
+    )
+    approve_options.add_argument(
+        "--ask-again", action="store_true", help='withdraw "always" approvals: calls of these tools are asked again'
+    )
+    approve_options.epilog = (
+        "Approvals are stored in ~/.agentfsm/mcp-pins.json, in your home folder and not beside the store: a folder "
+        "from somewhere else could contain approvals of its own."
+    )
+    for takes in (prompt_options, read_options):
+        takes.add_argument("server", metavar="SERVER", help="name of the server in the file")
+    prompt_options.add_argument("name", metavar="NAME", help="name of the prompt")
+    prompt_options.add_argument(
+        "arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="arguments of the prompt"
+    )
+    read_options.add_argument("uri", metavar="URI", help="URI of the resource")
 
 
 def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -212,7 +250,7 @@ def _ask_one(args: argparse.Namespace, terminal: Terminal, ask: Callable[[MCPSer
         MisuseError: if the file has no such server.
         MCPServerError: if its start is not approved, or it does not answer.
     """
-    [server] = select_servers(load_servers(args.file, terminal), args)
+    [server] = select_servers(load_servers(args.file, terminal), args.file, args.server)
 
     async def act() -> T:
         try:
@@ -224,26 +262,13 @@ def _ask_one(args: argparse.Namespace, terminal: Terminal, ask: Callable[[MCPSer
     return anyio.run(act)
 
 
-def select_servers(servers: Sequence[MCPServer], args: argparse.Namespace) -> Sequence[MCPServer]:
-    """Return the server that the arguments name, or all of them.
-
-    Raises:
-        MisuseError: if the file has no such server.
-    """
-    found = [server for server in servers if args.server in (None, server.name)]
-    if not found:
-        names = ", ".join(server.name for server in servers) or "none"
-        raise MisuseError(f"{args.file} has no server {args.server!r}; its servers: {names}")
-    return found
-
-
 # Approval.
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show how servers start and which tools they offer, as far as not yet approved, and ask."""
     asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True, shows_details=args.details)
-    servers = select_servers(load_servers(args.file, terminal, asking), args)
+    servers = select_servers(load_servers(args.file, terminal, asking), args.file, args.server)
     for server in servers if args.ask_again else ():
         server.consent_gate.clear_standing()
     reports = [anyio.run(_review_server, server, asking) for server in servers]

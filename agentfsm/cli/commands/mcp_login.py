@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
+from agentfsm.cli.arguments import AddParser, add_command
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.commands.mcp_client import select_servers
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_duration
-from agentfsm.cli.resolve.mcp_servers import TerminalConsent, load_mcp, load_servers
+from agentfsm.cli.resolve.mcp_servers import TerminalConsent, load_mcp, load_servers, select_servers
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.text_safety import one_line
 
@@ -21,6 +21,33 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
     from agentfsm.mcp.client.logins import LoginStatus
+
+# Seconds. Its module is not imported for the options: it loads the package of MCP. A test compares them.
+LOGIN_TIMEOUT_S: Final = 300.0
+
+
+def add_commands(sub: AddParser) -> None:
+    """Add the commands of this module."""
+    login_options = add_command(sub, login, text="log in to remote servers with a browser")
+    login_options.add_argument("--no-browser", action="store_true", help="only show the address of the login page")
+    login_options.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=LOGIN_TIMEOUT_S,
+        help="seconds for a login (default: %(default)g)",
+    )
+    login_options.epilog = (
+        "The browser returns to a port of this machine. If it runs on another machine, set callback_port in the file, "
+        "and forward that port: ssh -L PORT:127.0.0.1:PORT."
+    )
+    logout_options = add_command(sub, logout, text="remove the stored tokens of remote servers")
+    status_options = add_command(sub, status, text="list the stored logins of remote servers")
+    for takes in (login_options, logout_options, status_options):
+        takes.add_argument(
+            "file", metavar="FILE|URL", help="a file of servers, or the URL of one with default settings"
+        )
+        takes.add_argument("server", metavar="SERVER", nargs="?", help="only this server of the file")
 
 
 def login(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -96,7 +123,7 @@ def _load(args: argparse.Namespace, terminal: Terminal, consent: TerminalConsent
             raise MisuseError(f"{args.file!r} is a URL: leave out {args.server!r}, which names a server of a file")
         mcp: Any = load_mcp()
         return [mcp.MCPServer.http(args.file, auth="oauth")]
-    servers = select_servers(load_servers(args.file, terminal, consent), args)
+    servers = select_servers(load_servers(args.file, terminal, consent), args.file, args.server)
     found = [server for server in servers if server.logins is not None]
     if not found:
         raise MisuseError(f'{args.file}: no server has logins: they need "auth": "oauth"')

@@ -13,9 +13,9 @@ import attrs
 from anyio.abc import TaskStatus
 
 from agentfsm.agents.agent import Agent
-from agentfsm.cli.argument_types import split_address
+from agentfsm.cli.argument_types import parse_count, split_address
+from agentfsm.cli.arguments import AddParser, add_address, add_command, add_drain
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.parser import CLIENT_LIMITS
 from agentfsm.cli.resolve.agent_target import load_target
 from agentfsm.cli.resolve.mcp_servers import load_mcp
 from agentfsm.cli.resolve.run_lookup import attach_store
@@ -31,6 +31,33 @@ if TYPE_CHECKING:
 
 # Seconds for releasing the runs and closing the store after a signal.
 CLOSE_TIMEOUT_S: Final = 5.0
+
+# Fields of ClientLimits that are options of `mcp serve`, and what they bound.
+CLIENT_LIMITS: Final = {
+    "connections": "connections at once",
+    "sessions": "sessions at once",
+    "calls": "calls in progress and waiting",
+}
+
+
+def add_commands(sub: AddParser) -> None:
+    """Add the commands of this module."""
+    serve_options = add_command(sub, serve, text="serve an agent, or a registry of tools, to MCP clients")
+    serve_options.add_argument(
+        "target", metavar="module:name", help="an Agent, a ToolRegistry or an MCPService, or a function"
+    )
+    add_address(serve_options, None, instead="standard input and output")
+    serve_options.add_argument("--token-env", metavar="NAME", help="variable with the bearer token for HTTP clients")
+    serve_options.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
+    )
+    serve_options.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
+    add_drain(serve_options)
+    serve_options.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
+    for name, what in CLIENT_LIMITS.items():
+        serve_options.add_argument(
+            f"--client-{name}", metavar="N", type=parse_count, help=f"maximum {what} of one HTTP client"
+        )
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from agentfsm.cli.argument_types import parse_count
+from agentfsm.cli.arguments import MEMORY_BY, AddParser, add_command, add_group, add_memory_options
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.agent_target import load_target
@@ -28,6 +30,55 @@ if TYPE_CHECKING:
     from agentfsm.ports.memory_items import MemoryItem
 
 T = TypeVar("T")
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "memory")
+    learn_options = add_command(sub, learn, text="learn from runs as they end, until interrupted")
+    learn_options.add_argument("learner", metavar="module:learner", help="a Learner, or a function that returns one")
+    learn_options.add_argument("--until-idle", action="store_true", help="exit when all runs that have ended are read")
+    search_options = add_command(sub, search, text="print the items that match a query, best first")
+    search_options.add_argument("query", help="words to look for")
+    search_options.add_argument(
+        "--limit", metavar="N", type=parse_count, default=8, help="maximum of items (default: 8)"
+    )
+    show_options = add_command(sub, show, text="print one item with its source")
+    show_options.add_argument("item", metavar="ITEM", help="id of the item")
+    release_options = add_command(sub, release, text="approve items that are held, so that they are found")
+    release_options.add_argument("items", metavar="ITEM", nargs="+", help="id of a held item")
+    forget_options = add_command(sub, forget, text="delete items for good")
+    forget_options.add_argument("items", metavar="ITEM", nargs="*", help="id of an item")
+    forget_options.add_argument("--all", action="store_true", help="all items of the user")
+    forget_options.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
+    forget_options.add_argument(
+        "--deleted-runs", action="store_true", help="items of all users from runs that the store no longer has"
+    )
+    rebuild_options = add_command(sub, rebuild, text="derive the items of runs again from the journals")
+    export_options = add_command(sub, export, text="print all items of a user")
+    imports = add_command(sub, import_file, name="import", text="add the items of a file to those of a user")
+    imports.add_argument("file", metavar="FILE", help="file that `agentfsm memory export --json` wrote; - for stdin")
+    expire_options = add_command(sub, expire, text="forget old items of little importance")
+    expire_options.add_argument("--everyone", action="store_true", help="of all owners, not only of --user")
+    expire_options.add_argument(
+        "--days", metavar="N", type=float, default=90.0, help="age, days (default: %(default)s)"
+    )
+    text = "items of at least this importance are kept, 0 to 1 (default: %(default)s)"
+    expire_options.add_argument("--importance", metavar="X", type=float, default=0.7, help=text)
+    text = "items of an owner that are kept at most (default: %(default)s)"
+    expire_options.add_argument("--count", metavar="N", type=parse_count, default=1_000, help=text)
+    add_memory_options(
+        search_options,
+        show_options,
+        release_options,
+        forget_options,
+        rebuild_options,
+        export_options,
+        imports,
+        expire_options,
+    )
+    for each in (release_options, forget_options, expire_options):
+        each.add_argument("--by", metavar="NAME", default=MEMORY_BY, help="name for the record of it")
 
 
 def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[T]], *, creates: bool = False) -> T:

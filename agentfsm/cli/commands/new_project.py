@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agentfsm.cli.arguments import AddParser, add_command
 from agentfsm.cli.codes import ExitCode
 from agentfsm.core.errors import MisuseError
 
@@ -35,6 +36,14 @@ _REQUIREMENT: Final = "agentfsm[cli,serve]"
 _SUFFIX: Final = ".txt"
 # Names of files that packagers would leave out.
 _HIDDEN: Final = {"gitignore": ".gitignore"}
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    init_options = add_command(add, init, has_store=False)
+    init_options.description = f"{init_options.description} Files that exist are never changed."
+    init_options.add_argument("folder", nargs="?", default=".", help="folder of the project (default: the current one)")
+    init_options.add_argument("--name", help="name of the project (default: that of the folder)")
 
 
 def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 
+from agentfsm.cli.arguments import AUTHOR_HELP, EVIDENCE_HELP, AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.usage import format_usd
@@ -37,6 +39,29 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.run import Run
     from agentfsm.readiness import DrillReport, LoadReport
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "drill")
+    rollback = add_command(
+        sub, drill_a_rollback, name="rollback", text="roll back a copy of a roll-out, and measure it"
+    )
+    rollback.add_argument("name", metavar="NAME", help="name of the roll-out")
+    restore = add_command(
+        sub,
+        drill_a_restore,
+        name="restore",
+        text="open a backup of the store, and read its journals",
+    )
+    restore.add_argument("backup", metavar="FILE|URL", help="a file of SQLite, or a store that has the backup")
+    restore.add_argument(
+        "--run", metavar="COMMAND", default="", help="command that restores the backup into the URL, such as pg_restore"
+    )
+    restore.add_argument("--seals", metavar="FILE", help="compare the journals with these seals of `audit --seal`")
+    for each in (rollback, restore):
+        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help=AUTHOR_HELP)
+        each.add_argument("--evidence", metavar="FOLDER", default="evidence", help=EVIDENCE_HELP)
 
 
 def examine_production(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

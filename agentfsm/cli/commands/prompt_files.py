@@ -6,23 +6,67 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from difflib import unified_diff
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
 
 from agentfsm.agents.agent import Agent
+from agentfsm.cli.argument_types import parse_count, parse_pair
+from agentfsm.cli.arguments import AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import look_in_current_folder
 from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import MisuseError
 from agentfsm.evals import RubricJudge, evaluate_prompts
+from agentfsm.evals.evaluation_runner import RUNS as EVALUATION_RUNS
 from agentfsm.prompts import Prompts, lint_prompt
 from agentfsm.prompts.template import VariableKind
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.prompts import Activation, PromptReport, PromptTemplate
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "prompts")
+    plain = partial(add_command, sub, has_store=False)
+    lists = plain(list, text="list the prompts with their versions; * is the version in use")
+    shows = plain(show, text="show a version of a prompt, with its activations, results and findings")
+    renders = plain(render, text="print a prompt with values for its variables")
+    tests = plain(test, text="run the tests of a prompt with a model, and record the results beside the prompts")
+    activates = plain(activate, text="make a version the one in use")
+    rolls_back = plain(rollback, text="return to the version that was in use before")
+    diffs = plain(diff, text="compare two versions of a prompt")
+    for takes in (lists, shows, renders, tests, activates, rolls_back, diffs):
+        takes.add_argument("--folder", default="prompts", help="folder of the prompts (default: %(default)s)")
+    for takes in (shows, renders):
+        takes.add_argument("prompt", metavar="NAME[@VERSION]", help="the prompt (default: the version in use)")
+    renders.add_argument(
+        "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
+    )
+    text = "prompts, or versions of one, each of which is tested with each model"
+    tests.add_argument("prompts", metavar="NAME[@VERSION]", nargs="+", help=text)
+    text = "a model, for example openai:gpt-5.4-mini; may be given several times"
+    tests.add_argument("--model", required=True, action="append", help=text)
+    tests.add_argument("--judge", metavar="MODEL", help="the model that judges tests with a rubric")
+    tests.add_argument(
+        "--runs",
+        metavar="N",
+        type=parse_count,
+        default=EVALUATION_RUNS,
+        help="runs of each test (default: %(default)s)",
+    )
+    for takes in (activates, rolls_back, diffs):
+        takes.add_argument("prompt", metavar="NAME", help="name of the prompt")
+    activates.add_argument("version", metavar="VERSION", help="the version")
+    for takes in (activates, rolls_back):
+        takes.add_argument("--why", required=True, help="the reason, for the log")
+        takes.add_argument("--by", metavar="WHO", default=None, help="who decides (default: your user name)")
+    diffs.add_argument("before", metavar="VERSION", help="the first version")
+    diffs.add_argument("after", metavar="VERSION", nargs="?", help="the second version (default: the one in use)")
 
 
 def list(args: argparse.Namespace, terminal: Terminal) -> ExitCode:  # noqa: A001  the name of the command

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_date, parse_days
+from agentfsm.cli.arguments import AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_duration, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
@@ -21,6 +23,38 @@ if TYPE_CHECKING:
     from agentfsm.ports.stored import FollowerStatus
 
 DAY_S: Final = 86_400.0
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    _add_retention(add)
+    _add_followers(add)
+
+
+def _add_retention(add: AddParser) -> None:
+    delete_options = add_command(add, delete)
+    delete_options.add_argument("id", nargs="?", metavar="RUN", help="id of the run")
+    delete_options.add_argument("--session", help="the conversation whose runs are removed")
+    prune_options = add_command(add, prune)
+    long = prune_options.add_mutually_exclusive_group(required=True)
+    long.add_argument(
+        "--before",
+        metavar="TIME",
+        type=parse_date,
+        help="they ended before this time: a date such as 2026-01-31, or seconds since 1970",
+    )
+    long.add_argument(
+        "--older-than", metavar="DAYS", type=parse_days, help="they ended this long ago, by the store's clock"
+    )
+    prune_options.add_argument("--unread", action="store_true", help="also runs that a follower has not read")
+    add_command(add, compact)
+
+
+def _add_followers(add: AddParser) -> None:
+    sub = add_group(add, "followers")
+    add_command(sub, list_followers, name="list", text="list the followers of the store with their lag")
+    drop = add_command(sub, drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned")
+    drop.add_argument("name", metavar="NAME", help="name of the follower")
 
 
 def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

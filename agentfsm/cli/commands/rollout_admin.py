@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
+from agentfsm.cli.argument_types import parse_weight
+from agentfsm.cli.arguments import AUTHOR_HELP, AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.agent_target import is_target, load_target
 from agentfsm.cli.resolve.run_lookup import attach_rollout_store, run_in_store
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
 from agentfsm.cli.session.signals import InterruptibleRunner
+from agentfsm.cli.terminal import user_name
 from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.usage import format_usd
 from agentfsm.releases import Release, Rollout, RolloutChange, RolloutControl
 from agentfsm.releases.arm_results import read_results
 from agentfsm.releases.release import RELEASES, load_release
 from agentfsm.releases.rollout_guard import abort_runs, watch_rollout
-from agentfsm.releases.rollout_log import list_rollouts
+from agentfsm.releases.rollout_log import UNIT_KINDS, list_rollouts
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -31,6 +34,79 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE: Final = 1_000
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    _add_rollout(add)
+    _add_release(add)
+
+
+def _add_rollout(add: AddParser) -> None:
+    sub = add_group(add, "rollout")
+    begins = add_command(sub, start, text="start a roll-out of releases, or an experiment such as a flag")
+    begins.add_argument("name", metavar="module:rollout|NAME", help="a Rollout, or the name of an experiment")
+    begins.add_argument("--unit", choices=UNIT_KINDS, default="user", help="of an experiment (default: %(default)s)")
+    begins.add_argument(
+        "--holdout", metavar="PERCENT", type=float, default=0.0, help="share of the users that always get the base"
+    )
+    begins.add_argument(
+        "--back-if",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help='rule of automatic roll-backs, such as "failures 5%%" or "time>30 +5%%"; may be given several times',
+    )
+    begins.add_argument(
+        "--target",
+        metavar="ARM:CONDITIONS",
+        action="append",
+        default=[],
+        help="runs that get an arm whatever its weight is, such as new:role=tester; may be given several times",
+    )
+    changes = add_command(sub, weights, text="change the weights; only the users of the difference get another arm")
+    changes.add_argument("name", metavar="NAME", help="name of the roll-out")
+    for each in (begins, changes):
+        each.add_argument("weights", metavar="ARM=PERCENT", type=parse_weight, nargs="+", help="100 percent in all")
+    aims = add_command(
+        sub,
+        target,
+        text="change whose runs get an arm whatever its weight is, such as those of testers",
+    )
+    aims.add_argument("name", metavar="NAME", help="name of the roll-out")
+    aims.add_argument(
+        "targets",
+        metavar="ARM:CONDITIONS",
+        nargs="*",
+        help="all targets from now on, such as 'new:role=tester|qa'; without any they end",
+    )
+    shows = add_command(sub, status, text="print the weights and the results of the arms")
+    shows.add_argument("name", metavar="NAME", nargs="?", help="only this roll-out")
+    backs = add_command(sub, back, text="return to the weights that were in effect before")
+    backs.add_argument("--arm", metavar="ARM", help="give the weight of this arm to the base")
+    kills = add_command(sub, kill, text="give the base to all, and end the roll-out")
+    for each in (backs, kills):
+        each.add_argument("--abort-running", action="store_true", help="cancel open runs of arms without weight")
+    logs = add_command(sub, log, text="print all changes with their time, author and reason")
+    watches = add_command(sub, watch, text="check the rules of a roll-out, and roll back by them, until interrupted")
+    watches.add_argument("--once", action="store_true", help="check once")
+    for each in (backs, kills, logs, watches):
+        each.add_argument("name", metavar="NAME", help="name of the roll-out")
+    for each in (begins, changes, aims, backs, kills):
+        each.add_argument("--reason", metavar="TEXT", required=True, help="the reason, for the log")
+        each.add_argument("--by", metavar="NAME", default=user_name() or "unknown", help=AUTHOR_HELP)
+
+
+def _add_release(add: AddParser) -> None:
+    sub = add_group(add, "release")
+    lists = add_command(sub, list_releases, name="list", text="list the saved releases")
+    lists.add_argument("agent", metavar="AGENT", nargs="?", help="only releases of the agent with this name")
+    shows = add_command(sub, show_release, name="show", text="print a release, with its five dimensions")
+    differs = add_command(sub, diff_releases, name="diff", text="print what differs between two releases")
+    for each in (shows, differs):
+        each.add_argument("agent", metavar="AGENT", help="name of the agent")
+        each.add_argument("version", metavar="VERSION", help="version of the release")
+    differs.add_argument("other", metavar="OTHER", help="version of the other release")
 
 
 def _read_weights(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import anyio
 import attrs
 
+from agentfsm.cli.argument_types import parse_count, parse_datetime, parse_pair
+from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_group, add_identity, add_mcp_option
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -18,6 +20,7 @@ from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import one_line
+from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
 from agentfsm.schedules.schedule_client import Schedules
 
 if TYPE_CHECKING:
@@ -33,6 +36,79 @@ T = TypeVar("T")
 MAX_AGENT_CHARS: Final = 80
 # Characters of a prompt that are shown.
 MAX_PROMPT_CHARS: Final = 500
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(
+        add,
+        "schedule",
+    )
+    added = add_command(sub, add_schedule, name="add", text="add a schedule, whose runs workers start")
+    _add_schedule_name(added)
+    add_agent(added)
+    added.add_argument("prompt", help=f"the task, or the inputs of a flow; {DATE_PLACEHOLDER} stands for the time")
+    added.add_argument(
+        "--cron",
+        metavar="EXPRESSION",
+        required=True,
+        help="minute, hour, day of the month, month and day of the week, for example '0 3 * * *'",
+    )
+    added.add_argument(
+        "--tz", metavar="ZONE", default="UTC", help="time zone, for example Europe/Vienna (default: %(default)s)"
+    )
+    added.add_argument(
+        "--missed",
+        choices=get_args(MissedPolicy),
+        default="latest",
+        help="which times without a worker are made up for (default: %(default)s)",
+    )
+    add_identity(added)
+    added.add_argument(
+        "--metadata",
+        metavar="KEY=VALUE",
+        type=parse_pair,
+        action="append",
+        default=[],
+        help="stored with each run; may be given several times",
+    )
+    added.add_argument("--replace", action="store_true", help="replace another schedule of this name")
+    add_command(sub, list_schedules, name="list", text="list the schedules of the store with their next times")
+    for act, name, does in (
+        (show_schedule, "show", "print a schedule, with the times that could not get their run"),
+        (remove_schedule, "remove", "remove a schedule; its runs stay"),
+        (pause_schedule, "pause", "start no runs until the schedule is resumed"),
+        (resume_schedule, "resume", "start runs again, from the next time on"),
+    ):
+        _add_schedule_name(add_command(sub, act, name=name, text=does))
+    following = add_command(sub, print_next_times, name="next", text="print the next times")
+    _add_schedule_name(following)
+    following.add_argument(
+        "--count", metavar="N", type=parse_count, default=5, help="number of times (default: %(default)s)"
+    )
+    backfill = add_command(
+        sub, backfill_schedule, name="backfill", text="create the runs of a span of time in the past"
+    )
+    _add_schedule_name(backfill)
+    backfill.add_argument(
+        "--from",
+        dest="start",
+        metavar="TIME",
+        type=parse_datetime,
+        required=True,
+        help="first moment, such as 2026-01-31 or 2026-01-31T18:00, in the schedule's zone unless it has an offset",
+    )
+    backfill.add_argument(
+        "--to", dest="end", metavar="TIME", type=parse_datetime, required=True, help="end, which is not included"
+    )
+    backfill.add_argument(
+        "--agent", metavar="module:agent", help="use this agent instead of the one that the schedule names"
+    )
+    add_mcp_option(backfill, "use the MCP servers of this file instead of those that the schedule was added with")
+
+
+def _add_schedule_name(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument("name", metavar="NAME", help="name of the schedule")
 
 
 def add_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -9,13 +9,15 @@ import os
 import secrets
 import webbrowser
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from anyio.abc import TaskStatus
 
-from agentfsm.agents.agent import Agent
-from agentfsm.cli.argument_types import split_address
+from agentfsm.agents.agent import WORKER_PARALLEL, Agent
+from agentfsm.cli.argument_types import DEFAULT_ADDRESS, parse_count, split_address
+from agentfsm.cli.arguments import AddParser, add_address, add_command, add_deltas, add_drain, add_notifier
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.agent_target import is_target, load_target, split_target
@@ -39,6 +41,123 @@ if TYPE_CHECKING:
     from agentfsm.serve.access import Authenticate
     from agentfsm.serve.continuation import Continuation
     from agentfsm.serve.endpoints import RouteGroup
+
+# Only programs on this machine can reach these.
+_STUDIO_ADDRESS: Final = "127.0.0.1:8787"
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    _add_serve(add)
+    _add_webhooks(add)
+
+
+def _add_serve(add: AddParser) -> None:
+    serve_options = add_command(add, serve)
+    serve_options.add_argument(
+        "agents", metavar="module:agent", nargs="+", help="an Agent, or a function that returns one"
+    )
+    add_address(serve_options, DEFAULT_ADDRESS)
+    serve_options.add_argument(
+        "--keys", metavar="FILE", help="file of API keys; without it, only programs of this machine may connect"
+    )
+    serve_options.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
+    )
+    serve_options.add_argument(
+        "--parallel",
+        metavar="N",
+        type=parse_count,
+        default=WORKER_PARALLEL,
+        help="runs of each agent at a time (default: %(default)s)",
+    )
+    add_drain(serve_options)
+    serve_options.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
+    serve_options.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
+    serve_options.add_argument(
+        "--webhooks",
+        metavar="FILE",
+        type=Path,
+        help="JSON file of webhooks, which start runs or are sent their ends and waits: see `agentfsm webhooks`",
+    )
+    serve_options.add_argument(
+        "--allow-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="origin of pages that may call the server from a browser, for example https://app.example.org",
+    )
+    serve_options.add_argument(
+        "--allow-header",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a further header that these pages may send; those of the protocols and of tracing are allowed",
+    )
+    serve_options.add_argument(
+        "--root-path",
+        metavar="PATH",
+        default="",
+        help="path below which a proxy, which removes it, has the server, for example /agents",
+    )
+    serve_options.add_argument(
+        "--four-eyes", action="store_true", help="no user may approve or settle a call that it has shaped"
+    )
+    serve_options.add_argument(
+        "--max-queue",
+        metavar="N",
+        type=parse_count,
+        default=1_000,
+        help="runs of an agent that may wait for a worker before new ones are refused (default: %(default)s)",
+    )
+    add_deltas(serve_options)
+    add_notifier(serve_options, "--alerts-to")
+    _add_connections(serve_options)
+    for who, name in (("each user", ""), ("all users of a tenant together", "tenant-")):
+        limits = {
+            "per-minute": "requests in a minute",
+            "open-requests": "requests at once, such as event streams, in this process,",
+            "tokens-per-minute": "tokens in a minute",
+            "running": "runs",
+        }
+        for option, text in limits.items():
+            serve_options.add_argument(f"--{name}{option}", metavar="N", type=parse_count, help=f"{text} of {who}")
+    studio_options = add_command(add, studio)
+    studio_options.add_argument(
+        "subject",
+        metavar="STORE|module:agent",
+        nargs="?",
+        help="a store, whose runs are shown; or an agent, whose runs are executed too (default: the default store)",
+    )
+    add_address(studio_options, _STUDIO_ADDRESS)
+    studio_options.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
+    studio_options.set_defaults(
+        allow_host=[], allow_origin=[], trust_proxy=[], connections=None, connections_per_address=None
+    )
+
+
+def _add_webhooks(add: AddParser) -> None:
+    hooks = add_command(add, webhooks, has_store=False)
+    hooks.add_argument("file", metavar="FILE", type=Path, help='JSON file with "incoming" and "outgoing" webhooks')
+
+
+def _add_connections(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--connections", metavar="N", type=parse_count, help="connections of all clients at once (default: 512)"
+    )
+    serve.add_argument(
+        "--connections-per-address",
+        metavar="N",
+        type=parse_count,
+        help="connections of one client address at once (default: half of --connections)",
+    )
+    serve.add_argument(
+        "--trust-proxy",
+        metavar="CIDR",
+        action="append",
+        default=[],
+        help="network of proxies whose Forwarded or X-Forwarded-For names the client; may be given several times",
+    )
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.cli.arguments import AddParser, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.mcp_servers import APPROVAL_QUESTION
 
@@ -12,6 +13,22 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
 
 _ANSWERS = {"y": "y", "yes": "y", "n": "n", "no": "n"}
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    sub = add_group(add, "skills")
+    check_options = add_command(sub, check, text="list the skills of a folder with their flaws", has_store=False)
+    pin_options = add_command(
+        sub, pin, text="show skills as far as not yet approved, and ask for approval", has_store=False
+    )
+    for takes in (check_options, pin_options):
+        takes.add_argument("folder", metavar="FOLDER", help="a folder of skills, or a single skill")
+    check_options.add_argument("--pins", metavar="FILE", help="fail if a skill is not approved in this file")
+    pin_options.add_argument(
+        "--pins", metavar="FILE", default="skill-pins.json", help="the file (default: %(default)s)"
+    )
+    pin_options.add_argument("--yes", action="store_true", help="approve everything without asking")
 
 
 def check(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

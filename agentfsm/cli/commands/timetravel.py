@@ -10,6 +10,8 @@ import attrs
 
 from agentfsm.agents.admission import admit
 from agentfsm.agents.runs import Runs
+from agentfsm.cli.argument_types import parse_new_id
+from agentfsm.cli.arguments import AddParser, add_agent_option, add_command, add_run_id
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import NOTE_CHARS, fit_with_length
 from agentfsm.cli.render.json_documents import build_run_json
@@ -30,6 +32,33 @@ if TYPE_CHECKING:
 
 # A terminal that is narrower than this wraps the lines of a difference.
 MIN_COLUMNS: Final = 60
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    fork_options = add_command(add, fork)
+    add_run_id(fork_options)
+    fork_options.add_argument(
+        "--at", metavar="VERSION", type=int, help="number of events to copy (default: all but a final one)"
+    )
+    fork_options.add_argument("--prompt", help="replace the first message")
+    fork_options.add_argument("--id", dest="new_id", type=parse_new_id, help="id of the new run")
+    fork_options.add_argument(
+        "--withhold", action="store_true", help="refuse calls of tools that are not read-only; else the new run acts"
+    )
+    replay_options = add_command(add, replay)
+    add_run_id(replay_options)
+    for takes in (fork_options, replay_options):
+        add_agent_option(takes)
+    diff_options = add_command(add, diff)
+    add_run_id(diff_options)
+    diff_options.add_argument("other", nargs="?", metavar="OTHER", help="id of the other run (default: the same run)")
+    diff_options.add_argument(
+        "--at", metavar="VERSION", type=int, help="version of the first run (default: the newest)"
+    )
+    diff_options.add_argument(
+        "--to", metavar="VERSION", type=int, help="version of the second run (default: the newest)"
+    )
 
 
 def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -19,6 +19,8 @@ from agentfsm.agents.login_waits import (
     forget_all,
     list_logins,
 )
+from agentfsm.cli.argument_types import parse_seconds
+from agentfsm.cli.arguments import AddParser, add_agent_option, add_command, add_run_id
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.run_lookup import resolve_run
@@ -33,6 +35,24 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 _PATH: Final = "/callback"
+
+
+def add_commands(add: AddParser) -> None:
+    """Add the commands of this module."""
+    login_options = add_command(add, login)
+    add_run_id(login_options)
+    login_options.add_argument(
+        "call", metavar="CALL", nargs="?", help="id of the call; by default the first that waits"
+    )
+    add_agent_option(login_options)
+    login_options.add_argument("--no-browser", action="store_true", help="only print the page to open")
+    login_options.add_argument(
+        "--timeout", type=parse_seconds, default=300.0, metavar="SECONDS", help="time for the login (default: 300)"
+    )
+    logout_options = add_command(add, logout)
+    logout_options.add_argument("target", metavar="AGENT", help="the agent, as module:name")
+    logout_options.add_argument("--user", help="the user; by default that of runs without one")
+    logout_options.add_argument("--tenant", help="tenant of the user")
 
 
 def login(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

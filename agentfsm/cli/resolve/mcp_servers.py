@@ -170,3 +170,16 @@ def _check_all_asked(consent: TerminalConsent, files: Iterable[str]) -> None:
 def format_approve_command(file: str) -> str:
     """Return the command line that shows the servers of a file and asks for approval."""
     return f"{find_program()} mcp approve {shlex.quote(file)}"
+
+
+def select_servers(servers: Sequence[MCPServer], file: str, name: str | None) -> Sequence[MCPServer]:
+    """Return the server of a file with a name, or all of them.
+
+    Raises:
+        MisuseError: if the file has no such server.
+    """
+    found = [server for server in servers if name in (None, server.name)]
+    if not found:
+        names = ", ".join(server.name for server in servers) or "none"
+        raise MisuseError(f"{file} has no server {name!r}; its servers: {names}")
+    return found
