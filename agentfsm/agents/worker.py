@@ -35,6 +35,7 @@ from agentfsm.engine.execution.drain import Drain
 from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import next_expiry
+from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -120,11 +121,11 @@ class Worker:
     _has_suspects: bool = attrs.field(default=False, init=False)
     """Whether the store has more suspects. If so, no other run is begun, so that this worker becomes free for them."""
 
-    _backoffs: Newest[str, tuple[float, bool, float]] = attrs.field(
+    _backoffs: Newest[str, tuple[float, str, float]] = attrs.field(
         factory=lambda: Newest(MAX_BACKOFF_RUNS), init=False
     )
-    """By id of a run that made no progress: the delay in seconds, whether the execution failed, and the time of the
-    event loop until which this worker leaves it.
+    """By id of a run that made no progress: the delay in seconds, the error of the execution or "", and the time of
+    the event loop until which this worker leaves it.
     """
 
     _next_look: float = attrs.field(default=0.0, init=False)
@@ -170,7 +171,11 @@ class Worker:
     @property
     def failed_count(self) -> int:
         """Number of runs whose last execution failed."""
-        return sum(has_failed for _, has_failed, _ in self._backoffs.values())
+        return sum(bool(error) for _, error, _ in self._backoffs.values())
+
+    def find_failure(self, run_id: str) -> str:
+        """Return the error of the last execution of a run here; empty if it has not failed, or goes on."""
+        return self._backoffs.get(run_id, (0.0, "", 0.0))[1]
 
     def wake(self) -> None:
         """Poll the store now."""
@@ -316,13 +321,13 @@ class Worker:
             now = await store.now()
             where = Filter(agent=self.agent.name, ready_by=now + REST_SPREAD * REFUSED_REST_S, purpose="")
             for each in await store.runs(where, limit=REFUSED_EXAMINED):
-                _, _, until = self._backoffs.get(each.id, (0.0, False, 0.0))
+                _, _, until = self._backoffs.get(each.id, (0.0, "", 0.0))
                 is_resting = each.ready_at is not None and each.ready_at - now > REST_SPREAD * MAX_BACKOFF_S
                 is_ours = each.release in {"", *self.releases} and not each.is_too_new
                 if begun < until or not (is_resting and is_ours) or each.crashes > 1:
                     continue
                 if each.waiting and next_expiry(await self.agent.load(each.id)) == each.ready_at:  # a deadline
-                    self._put_backoff(each.id, 0.0, has_failed=False, until=begun + MAX_BACKOFF_S)
+                    self._put_backoff(each.id, 0.0, until=begun + MAX_BACKOFF_S)
                 else:
                     with suppress(ConflictError, RunNotFoundError, TooNewError):  # another worker was faster
                         leases.append(await store.lease(each.id, durability=self.agent.driver.durability))
@@ -333,9 +338,9 @@ class Worker:
             _log.warning("the store failed to return the runs that were refused: %s", error)
         return leases
 
-    def _put_backoff(self, run_id: str, rest_s: float, *, has_failed: bool, until: float) -> None:
+    def _put_backoff(self, run_id: str, rest_s: float, *, error: str = "", until: float) -> None:
         """Remember a run without progress, so that the next delay is longer."""
-        self._backoffs[run_id] = rest_s, has_failed, until
+        self._backoffs[run_id] = rest_s, error, until
 
     def report_newer(self) -> None:
         """Log that runs are left to workers of a newer agentfsm, once."""
@@ -363,8 +368,8 @@ class Worker:
 
     async def execute_safely(self, lease: Lease) -> Run[Any] | None:
         """Execute one run, and return it; None after an error, which is logged and does not stop other runs."""
-        run_id, has_failed = lease.run_id, False
-        rest_s, _, _ = self._backoffs.pop(run_id, (0.0, False, 0.0))
+        run_id, failure = lease.run_id, ""
+        rest_s, _, _ = self._backoffs.pop(run_id, (0.0, "", 0.0))
         rest_s = min(max(BACKOFF_S, rest_s * 2), MAX_BACKOFF_S)
         spread = random.uniform(1.0, REST_SPREAD)  # noqa: S311  so that runs are not retried all at once
         lease.backoff_s = rest_s * spread
@@ -377,10 +382,10 @@ class Worker:
             with anyio.CancelScope() as scope:
                 return await self._execute_with_drain(lease, Drain(scope))
         except AgentError as error:
-            has_failed = True
+            failure = describe_error(error)
             _log.warning("run %s was not executed: %s", run_id, error)
-        except Exception:  # noqa: BLE001  an error in the user's code must not stop the other runs
-            has_failed = True
+        except Exception as error:  # noqa: BLE001  an error in the user's code must not stop the other runs
+            failure = describe_error(error)
             _log.exception("run %s was not executed", run_id)
         finally:
             kept_others_away = len(self._busy) >= self.parallel or bool(self._suspects) or self._has_suspects
@@ -388,7 +393,7 @@ class Worker:
             self._suspects.discard(run_id)
             if lease.backoff_s:
                 until = anyio.current_time() + rest_s * spread
-                self._put_backoff(run_id, rest_s, has_failed=has_failed, until=until)
+                self._put_backoff(run_id, rest_s, error=failure, until=until)
             if kept_others_away or self._ends_idle:  # else the last claim left nothing, and the store tells what is new
                 self._changed.set()
         return None

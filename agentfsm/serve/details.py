@@ -32,7 +32,10 @@ async def get_machine(_gateway: Gateway, _request: Request, _caller: Caller, _bo
 
 
 async def get_details(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Return a run with its prompt, its limits, its origin, and the decisions that no worker has read."""
+    """Return a run with its prompt, its limits, its origin, and the decisions that no worker has read.
+
+    Administrators get the error that ended its last execution by this server, if it stands still since.
+    """
     header = await gateway.open_run(request.path_params["run_id"], caller)
     run = await gateway.wait_for(header.id, 0)
     agent = gateway.agents.get(header.agent)
@@ -52,6 +55,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "withhold": header.withhold,
             "may_act": gateway.continuation is not None if agent is None else _may_act(agent),
             "continuation": continuation,
+            "failure": gateway.find_failure(run.id) if caller.allows("admin") else "",
             "reply": "" if run.reply is None else run.reply.text,
             "duration_s": run.duration_s,
             "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],

@@ -253,6 +253,10 @@ class Gateway:
         rollout = self.rollouts.get(header.agent)
         return self.find_agent(header.agent) if rollout is None else rollout.find_agent(header.release)
 
+    def find_failure(self, run_id: str) -> str:
+        """Return the error that ended the last execution of a run by this server; empty if there is none."""
+        return next((found for worker in self._workers if (found := worker.find_failure(run_id))), "")
+
     async def _resume(self, agent: Agent[Any], run_id: str) -> None:
         try:
             run = await agent.load(run_id)

@@ -78,8 +78,12 @@ def test_pages_that_are_not_there(open_page):
     """An unknown address says so; a page that the caller may not read is not in the navigation, and says so as well."""
     page = open_page("#/nothing")
     expect(page.locator("h1")).to_have_text("There is no such page")
-    page.get_by_role("link", name="To the runs").click()
-    expect(page.locator("h1")).to_have_text("Runs")
+    for address in ("#/nothing", "#/runs/%E0%A4%A"):
+        page.evaluate("address => location.hash = address", address)
+        page.get_by_role("link", name="To the runs").click()
+        expect(page.locator("h1")).to_have_text("Runs")
+    assert all("404" in each for each in page.complaints)
+    page.complaints.clear()
     page.route("**/v1/caller", lambda route: route.fulfill(json={"user": "ann", "tenant": None, "scopes": ["run"]}))
     page.reload()
     expect(page.locator('.links [data-path="costs"]')).to_be_hidden()

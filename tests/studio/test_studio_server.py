@@ -115,6 +115,8 @@ def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path
         expect(other.locator(".empty")).to_contain_text("No agent is served")
         other.get_by_role("button", name="Sign out").click()
         expect(other.get_by_role("button", name="Sign in")).to_be_visible()
+        page.evaluate("key => localStorage.setItem('agentfsm.key', key)", url.partition("#key=")[2])
+        expect(other.locator(".empty")).to_contain_text("No agent is served")  # signed in by the other window
         page.context.close()
         stranger.context.close()
     assert all("401" in each for each in page.complaints)
@@ -122,7 +124,7 @@ def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path
 
 
 def test_a_link_asks_before_it_replaces_a_key(open_page):
-    """Until the person chooses, the stored key stays, and the address has neither."""
+    """Until the person chooses, the stored key stays, and the address has neither. One that is refused is replaced."""
     page = open_page("#key=mine%2F1", locale="en-US")
     stored = partial(page.evaluate, "localStorage.getItem('agentfsm.key')")
     ready = page.get_by_label("Message")
@@ -134,6 +136,11 @@ def test_a_link_asks_before_it_replaces_a_key(open_page):
         page.get_by_role("button", name=choice).click()
         expect(ready).to_be_visible()
         assert stored() == key
+    page.route("**/v1/caller", lambda route: route.fulfill(status=401, json={}), times=1)
+    page.evaluate("location.hash = '#key=anew'")
+    expect(ready).to_be_visible()
+    assert stored() == "anew"
+    page.complaints.clear()
 
 
 def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path, monkeypatch, capsys):

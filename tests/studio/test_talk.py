@@ -112,6 +112,35 @@ def test_a_question_is_answered_in_place(open_page):
     expect(page.locator(".result pre")).to_contain_text("DE02")
 
 
+def test_a_form_sends_what_was_chosen(open_page):
+    """A choice begins empty, what is required is asked for, defaults are filled in; the question is shown once."""
+    page = talk(open_page, "booker")
+    say(page, "To Oslo")
+    card = page.locator(".said .decision.question")
+    answer = card.get_by_role("button", name="Answer", exact=True)
+    expect(card.get_by_text("Who travels?")).to_have_count(1)
+    answer.click()
+    expect(card.get_by_role("alert")).to_have_text("Fill in Name first.")
+    card.get_by_label("Name").fill("Ann")
+    answer.click()
+    expect(card.get_by_role("alert")).to_have_text("Fill in class first.")
+    card.get_by_label("class").select_option("First")
+    answer.click()
+    page.locator(".result summary").click()
+    expect(page.locator(".result pre")).to_have_text('{"name": "Ann", "class": "first", "bags": 1}')
+
+
+def test_an_execution_that_fails_is_shown(open_page):
+    """A run whose program is broken says why it stands still; a message that it never reads says so after the end."""
+    page = talk(open_page, "chatter")
+    say(page, "broken")
+    expect(page.locator(".decision.standstill pre")).to_have_text("RuntimeError: the model is gone")
+    say(page, "still there?")
+    expect(page.locator(".bubble.unread")).to_contain_text("read at the next turn")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator(".bubble.unread")).to_contain_text("not read: the run had ended")
+
+
 def test_stop_and_retry(open_page, studio):
     """A run that works is stopped; its prompt is sent again with its files, as a new run of the session."""
     (studio.folder / "on.txt").unlink(missing_ok=True)

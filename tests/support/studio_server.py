@@ -23,7 +23,7 @@ from agentfsm.guards import GuardVerdict
 from agentfsm.stores import SQLiteStore
 
 AGENTS = Path(__file__).parents[1] / "studio" / "studio_agents.py.txt"
-TARGETS = [f"agents:{name}" for name in ("shop", "courier", "clerk", "planner", "payroll", "chatter", "desk")]
+TARGETS = [f"agents:{name}" for name in ("shop", "courier", "clerk", "planner", "payroll", "chatter", "desk", "booker")]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> \u202egnp.exe\u202c \x1b[31m\u200b{{7*7}} 你好"
 LONG_TURNS = 1_666
 

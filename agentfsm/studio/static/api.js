@@ -22,6 +22,8 @@ export const credentials = {
   get: () => localStorage.getItem(KEY),
   set: (/** @type {string} */ key) => localStorage.setItem(KEY, key),
   clear: () => localStorage.removeItem(KEY),
+  /** Call `act` when another window has set the key. */
+  onSet: (/** @type {() => void} */ act) => window.addEventListener("storage", (event) => event.key === KEY && event.newValue && act()),
 };
 
 async function send(method, path, body, options = {}) {

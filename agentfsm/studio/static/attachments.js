@@ -26,6 +26,7 @@ export function attachmentList(complain) {
       const ending = file.name.split(".").at(-1).toLowerCase();
       const type = TYPES[ending] ?? (Object.values(TYPES).includes(file.type) ? file.type : null);
       if (!type) complain(t("{name} is not of a type that models take: {types}", { name: file.name, types: Object.keys(TYPES).join(", ") }));
+      else if (!file.size) complain(t("{name} is empty.", { name: file.name }));
       else if (files.length === MAX_FILES) complain(t("A message has {n} files at most.", { n: MAX_FILES }));
       else {
         const url = `data:${type};base64,${await readBase64(file)}`;

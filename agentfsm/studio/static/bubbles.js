@@ -8,6 +8,8 @@ import { waitsBox } from "./waits.js";
 
 // Entries of the transcript that are no part of the conversation.
 const UNSAID = ["tools", "compaction"];
+// What becomes of a message that the run has not read.
+const UNREAD = { unread: t("read at the next turn"), unseen: t("not read: the run had ended") };
 
 /**
  * Return the element of a run and a function that brings it up to date.
@@ -26,7 +28,7 @@ export function runBubbles(model, said) {
     const prompt = { kind: "prompt", version: 0, text: details?.prompt || said[0] || "" };
     if (!entries.some((each) => each.kind === "prompt")) entries.unshift(prompt);
     const read = entries.filter((each) => each.kind === "input").length;
-    const unread = said.slice(1 + read).map((text) => ({ kind: "unread", version: view.version, text }));
+    const unread = said.slice(1 + read).map((text) => ({ kind: model.isOver ? "unseen" : "unread", version: view.version, text }));
     const keys = new Set();
     const bubbles = [...entries, ...unread].map((entry, index) => {
       const calls = entry.calls?.map((call) => [call.id, call.status, call.approvedBy]);
@@ -58,7 +60,7 @@ function drawBubble(entry, model) {
     return bubble("mine", link(entry.by && kind === "input" ? entry.by : t("open the run")), h("p", { class: "text" }, text),
       media.map((part) => part.is === "ImagePart" && h("p", {}, picture(part.url))));
   }
-  if (kind === "unread") return bubble("mine unread", h("span", {}, t("read at the next turn")), h("p", { class: "text" }, text));
+  if (kind in UNREAD) return bubble("mine unread", h("span", {}, UNREAD[kind]), h("p", { class: "text" }, text));
   if (kind === "reply") {
     return bubble("theirs", link(t("turn {n}", { n: entry.turn })),
       message.thinking && h("details", {}, h("summary", {}, t("Thinking")), h("p", { class: "text soft" }, message.thinking)),

@@ -2,16 +2,16 @@
 import { api } from "./api.js";
 import { h } from "./dom.js";
 import { t } from "./i18n.js";
-import { actionButton } from "./parts.js";
+import { actionButton, prose } from "./parts.js";
 
 const STILL = ["idle", "queued", "paused"];
 
 /** Return what the card depends on; empty if the run does not stand still. */
-export const standstillKey = (details) => (STILL.includes(details.status) ? [details.status, details.standstill].join(" ") : "");
+export const standstillKey = ({ status, standstill, failure }) => (STILL.includes(status) ? [status, standstill, failure].join(" ") : "");
 
-/** Return the card; null if the run does not stand still, or the server's own worker executes it. */
+/** Return the card; null if the run does not stand still. */
 export function continueCard(details, done) {
-  const { continuation: how, status, standstill } = details;
+  const { continuation: how, status, standstill, failure } = details;
   if (!standstillKey(details) || (!how && !standstill)) return null;
   const begin = async () => {
     await api.act(details.id, "continue", {});
@@ -19,7 +19,9 @@ export function continueCard(details, done) {
   };
   return h("section", { class: "decision standstill", "aria-label": t("This run stands still") },
     h("header", {}, h("strong", {}, t(status === "paused" ? "This run is paused" : "This run stands still"))),
-    !how && h("p", { class: "reason" }, standstill),
+    !how && (failure
+      ? [h("p", {}, t("Its last execution has failed:")), h("pre", {}, failure), h("p", { class: "soft" }, t("The server tries again by itself, each time after a longer rest. A changed program needs a new start of the server."))]
+      : h("p", { class: "reason" }, prose(standstill))),
     how && h("div", { class: "body" },
       h("p", {}, t(status === "paused" ? "It continues when it is resumed." : "No process executes it, and the studio does so only if you ask.")),
       how.target && h("p", {}, t("This executes the run until it ends or waits, with the effects of its tools, in the store {store}.", { store: how.store })),

@@ -91,7 +91,7 @@ export function decisionCard(rootId, item, { done, link = false, posted = null, 
       item.run_id !== rootId && runLink(item.run_id, t("sub-agent's run"))),
     asker && item.kind === "approval" && h("p", { class: "soft asker" }, describeAsker(asker)),
     asker?.reply && item.kind === "approval" && item.run_id === rootId && h("blockquote", {}, readable(asker.reply)),
-    item.description && h("p", { class: "description" }, item.description),
+    item.description && !item.questions?.some(({ message }) => message === item.description) && h("p", { class: "description" }, item.description),
     item.reason && h("p", { class: "reason" }, item.reason),
     item.error && h("p", { class: "error" }, item.error),
     body,
@@ -275,19 +275,24 @@ function externalResult(item, send) {
   ];
 }
 
-/** Build the fields of a question from its JSON Schema: texts, numbers, choices and check boxes. */
+/** Build the fields of a question from its JSON Schema: texts, numbers, choices and check boxes. Nothing is chosen unasked. */
 function buildForm(each) {
   const inputs = Object.entries(each.schema?.properties ?? {}).map(([name, schema]) => {
-    const choices = schema.enum ?? schema.oneOf?.map((one) => one.const);
+    const label = schema.title ?? name;
+    const isBoolean = schema.type === "boolean";
+    const isRequired = (each.schema.required ?? []).includes(name);
+    const choices = schema.oneOf ?? schema.enum?.map((/** @type {any} */ one) => ({ const: one }));
     const input = choices
-      ? h("select", {}, choices.map((choice) => h("option", { value: choice }, choice)))
-      : h("input", { type: { boolean: "checkbox", number: "number", integer: "number" }[schema.type] ?? "text", step: "any" });
+      ? h("select", { value: schema.default ?? "" }, h("option", { value: "" }), choices.map((/** @type {any} */ one) => h("option", { value: one.const }, one.title ?? one.const)))
+      : h("input", isBoolean ? { type: "checkbox", checked: schema.default ?? false }
+        : { type: ["number", "integer"].includes(schema.type) ? "number" : "text", step: "any", value: schema.default ?? "" });
     const read = () => {
-      if (input instanceof HTMLInputElement && schema.type === "boolean") return input.checked;
-      if (input.value === "" && !(each.schema.required ?? []).includes(name)) return undefined;
+      if (input instanceof HTMLInputElement && isBoolean) return input.checked;
+      if (input.value === "" && isRequired) throw new Error(t("Fill in {name} first.", { name: label }));
+      if (input.value === "") return undefined;
       return schema.type === "number" || schema.type === "integer" ? Number(input.value) : input.value;
     };
-    return { name, read, node: field(schema.title ?? name, input, schema.description) };
+    return { name, read, node: field(isRequired || isBoolean ? label : t("{name} (optional)", { name: label }), input, schema.description) };
   });
   const read = () => Object.fromEntries(inputs.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
   return { fields: inputs.map((one) => one.node), read };

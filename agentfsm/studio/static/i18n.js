@@ -62,6 +62,20 @@ const EN = {
   "posted decided": "Decided",
 };
 
+// The texts of one thing, by those of several.
+/** @type {Record<string, string>} */
+const ONE = {
+  "{n} runs": "{n} run",
+  "{n} runs wait": "{n} run waits",
+  "{n} of those shown wait": "{n} of those shown waits",
+  "the last {n} days": "the last day",
+  "in {n} turns": "in {n} turn",
+  "about {n} tokens": "about {n} token",
+  "{n} tools pinned": "{n} tool pinned",
+  "{n} messages in common": "{n} message in common",
+  "Show {n} earlier entries": "Show {n} earlier entry",
+};
+
 const STORED = "agentfsm.language";
 const chosen = localStorage.getItem(STORED) ?? (navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en");
 
@@ -80,6 +94,6 @@ export function setLanguage(name) {
  * @param {Record<string, any>} [values]
  */
 export function t(text, values = {}) {
-  const found = (chosen === "zh" && ZH[text]) || EN[text] || text;
+  const found = (chosen === "zh" && ZH[text]) || (String(values.n) === "1" && ONE[text]) || EN[text] || text;
   return found.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
 }

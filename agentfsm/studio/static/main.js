@@ -21,7 +21,16 @@ const links = PAGES.map((page) => h("a", { href: `#/${page.path}`, "data-path": 
 function readRoute() {
   const { path, parameters } = readAddress();
   const [name, ...rest] = path.split("/");
-  return { name, rest: rest.map(decodeURIComponent), parameters };
+  return { name, rest: rest.map(decode), parameters };
+}
+
+/** Return a part of an address as it was before its encoding; one that has none is left as it is. */
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 // Where no page is, and where one is that the caller may not read.
@@ -96,6 +105,7 @@ function showSignIn() {
     h("p", {}, t("Open the URL that `agentfsm studio` printed: it has a new key after each start. Or enter an API key of the server.")),
     h("form", { onsubmit: enter }, h("label", { class: "field" }, h("span", {}, t("Key")), key), h("button", { class: "primary" }, t("Sign in")))));
   key.focus();
+  credentials.onSet(() => location.reload()); // in another window
 }
 
 function setTheme(name) {
@@ -141,6 +151,11 @@ async function updateCounts() {
   }
 }
 
+/** Whether the server takes the stored key. A server that is started anew has another one. */
+async function isAccepted() {
+  return api.caller().then(() => true, (error) => error.status !== 401);
+}
+
 /** Ask whether the key of a link replaces the stored one: with the key of another user, decisions are made under that name. */
 function askToReplace(key) {
   const choose = (chosen) => {
@@ -166,9 +181,9 @@ function start() {
 }
 
 const given = LINK.exec(location.hash)?.[1];
-const key = given && decodeURIComponent(given);
+const key = given && decode(given);
 if (key) history.replaceState(null, "", `${location.pathname}#/`);
-if (key && credentials.get() && credentials.get() !== key) askToReplace(key);
+if (key && credentials.get() && credentials.get() !== key && (await isAccepted())) askToReplace(key);
 else {
   if (key) credentials.set(key);
   start();

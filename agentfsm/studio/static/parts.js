@@ -53,9 +53,12 @@ export function empty(title, ...text) {
   return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text.map((part) => (typeof part === "string" ? prose(part) : part))));
 }
 
-/** @param {Error} error */
-export function failure(error) {
-  return h("div", { class: "failure", role: "alert" }, h("strong", {}, t("This did not work.")), h("p", {}, error.message));
+/**
+ * @param {Error} error
+ * @param {...any} more
+ */
+export function failure(error, ...more) {
+  return h("div", { class: "failure", role: "alert" }, h("strong", {}, t("This did not work.")), h("p", {}, error.message), more);
 }
 
 /**

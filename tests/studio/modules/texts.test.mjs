@@ -7,6 +7,7 @@ import { load } from "./page.mjs";
 const format = await load("format.js");
 const { escapeHidden, h } = await load("dom.js");
 const { once } = await load("api.js");
+const { t } = await load("i18n.js");
 const { keepAddress, readAddress } = await load("address.js");
 
 const each = (act, cases) => cases.forEach(([given, wanted]) => assert.equal(act(given), wanted, JSON.stringify(given)));
@@ -57,4 +58,9 @@ test("a request without an answer is sent again with its key", async () => {
   });
   for (const body of ["a", "a", "a", "b"]) await send(body).catch(() => {});
   assert.deepEqual([keys[1] === keys[0], new Set(keys).size], [true, 3]);
+});
+
+test("one thing has a text of its own", () => {
+  each((n) => t("{n} runs wait", { n }), [[1, "1 run waits"], ["1", "1 run waits"], [2, "2 runs wait"]]);
+  assert.equal(t("the last {n} days", { n: 1 }), "the last day");
 });

@@ -53,7 +53,7 @@ function build(main, model, parts, parameters) {
 }
 
 function draw(model, parts) {
-  if (model.error) return void fill(parts.main, failure(model.error));
+  if (model.error) return void fill(parts.main, failure(model.error, h("a", { href: "#/runs" }, t("To the runs"))));
   if (parts.wanted !== null && model.journal.version >= parts.wanted) {
     const { wanted } = parts;
     parts.wanted = null;

@@ -162,5 +162,5 @@ function describeWait(item) {
 
 function emptyList(filters) {
   if (Object.values(filters).some(Boolean)) return empty(t("Nothing found"), t("No run matches these filters."));
-  return empty(t("No runs yet"), t("Start one: `agentfsm demo`, or `agentfsm run module:agent \"task\"`. It appears here at once."));
+  return empty(t("No runs yet"), t("Start one: `agentfsm demo`, or `agentfsm run module:agent \"task\"`. It appears here at once."), " ", h("a", { href: "#/talk" }, t("Talk")));
 }
