@@ -2,6 +2,7 @@
 
 import json
 
+import anyio
 import httpx2
 import pytest
 from mcp import Client
@@ -124,3 +125,19 @@ async def test_an_mcp_server_of_an_agent_shows_no_instructions():
         seen.append(await client.read_resource("agentfsm://runs/r1"))
         assert "look" in seen[-1].contents[0].text
         assert [find_secrets(each.model_dump_json()) for each in seen] == [[]] * 4
+
+
+async def test_only_administrators_read_the_error_of_an_execution():
+    """A program may put anything into the text of its errors."""
+
+    def leak(_request):
+        raise RuntimeError("the plan of Ann")
+
+    async with serving(Agent(FunctionModel(leak), name="shop", store=MemoryStore())) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "go", "agent": "shop"}, headers=KEYS[0])).json()
+        path = f"/v1/runs/{made['id']}/details"
+        while not (details := (await client.get(path)).json())["failure"]:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert (details["status"], details["failure"]) == ("idle", "RuntimeError: the plan of Ann")
+        for key in KEYS:
+            assert (await client.get(path, headers=key)).json()["failure"] == ""

@@ -50,12 +50,17 @@ def test_search_and_filters(open_page, studio, show):
     expect(number).to_have_text(re.compile(rf"^{len(show('runs', '--limit', '100')['runs'])} runs"))
     page.get_by_role("searchbox").fill("then TELL")
     expect(rows).to_have_count(1)
-    expect(number).to_have_text("1 runs")
+    expect(number).to_have_text("1 run")
     assert page.url.endswith("#/runs?text=then+TELL")
     answer = show("show", studio.runs["done"])["output"]
     page.get_by_role("searchbox").fill(f"{answer} invoice")
     expect(page.locator(f'tr[data-run="{studio.runs["done"]}"]')).to_have_count(1)
+    held = []
+    page.route("**/v1/runs?text=nosuchword*", lambda route: held.append(route), times=1)
     page.get_by_role("searchbox").fill("nosuchword")
+    expect(page.locator('.runs[aria-busy="true"]')).to_have_count(1)
+    held.pop().continue_()
+    expect(page.locator(".runs[aria-busy]")).to_have_count(0)
     expect(page.locator(".empty")).to_contain_text("Nothing found")
     page.get_by_role("searchbox").fill("")
     page.get_by_label("Order").select_option("cost")

@@ -31,7 +31,7 @@ function draw({ is_whole, alerts: rules, fired }) {
   const byName = new Map(rules.map((each) => [each.name, each]));
   const [now, over] = [fired.filter((each) => each.until === null), fired.filter((each) => each.until !== null)];
   return [
-    !is_whole && empty(t("No totals yet"), t("The runs of the store are being counted. `agentfsm totals` says how far that is.")),
+    !is_whole && empty(t("No totals yet"), t("The runs of the store are not all counted yet: workers and servers with agents do so. `agentfsm totals show` says how far that is.")),
     is_whole && (now.length
       ? now.map((each) => drawFiring(each, byName.get(each.alert)))
       : empty(t("No alert fires"), t("The rules below are evaluated over the totals of the store."))),

@@ -57,7 +57,7 @@ function drawOpen(found) {
 }
 
 function drawMetrics({ is_whole, summary, steps, step_s }) {
-  if (!is_whole) return empty(t("No totals yet"), t("The runs of the store are being counted. `agentfsm totals` says how far that is."));
+  if (!is_whole) return empty(t("No totals yet"), t("The runs of the store are not all counted yet: workers and servers with agents do so. `agentfsm totals show` says how far that is."));
   const share = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
   const name = (at) => (step_s < DAY_S ? hour(at) : day(at));
   const sum = (field) => steps.reduce((total, each) => total + each[field], 0);

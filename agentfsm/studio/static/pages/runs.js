@@ -76,6 +76,7 @@ export const runs = {
       filters[name] = value;
       pages = 1;
       keepAddress("runs", filters);
+      list.setAttribute("aria-busy", "true"); // these rows are those of the search before
       load();
     }
 
@@ -94,10 +95,13 @@ export const runs = {
         }
         if (question !== asked) return; // another search was begun meanwhile
         [rows, after, total] = [found, next, counted];
+        list.removeAttribute("aria-busy");
         draw();
         loadDocuments();
       } catch (error) {
-        if (question === asked) fill(list, failure(error));
+        if (question !== asked) return;
+        list.removeAttribute("aria-busy");
+        fill(list, failure(error));
       }
     }
 
