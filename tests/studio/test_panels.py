@@ -56,7 +56,11 @@ def test_search_and_filters(open_page, studio, show):
     page.get_by_role("searchbox").fill(f"{answer} invoice")
     expect(page.locator(f'tr[data-run="{studio.runs["done"]}"]')).to_have_count(1)
     held = []
-    page.route("**/v1/runs?text=nosuchword*", lambda route: held.append(route), times=1)
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/v1/runs?text=nosuchword*", hold, times=1)
     page.get_by_role("searchbox").fill("nosuchword")
     expect(page.locator('.runs[aria-busy="true"]')).to_have_count(1)
     held.pop().continue_()
