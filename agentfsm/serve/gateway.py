@@ -39,6 +39,7 @@ from agentfsm.serve.journal_feeds import JournalFeeds
 from agentfsm.serve.metrics import RequestCounts, RunMetrics
 from agentfsm.telemetry.totals import Totals
 from agentfsm.tools.front_end import read_front_end
+from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -128,6 +129,9 @@ class Gateway:
 
     _workers: list[Worker] = attrs.field(factory=list, init=False)
     """Workers that execute the runs, one for each agent."""
+
+    _failures: dict[str, str] = attrs.field(factory=dict, init=False)
+    """Error of the last execution that a person has asked for, by the id of its run."""
 
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
     """Tasks of the lifespan; None outside of it."""
@@ -223,11 +227,12 @@ class Gateway:
 
         Raises:
             ClosedError: when the server is not running.
-            Exception: when the execution fails before that; a later error is logged.
+            AgentError: when the execution fails before that. Any other error is logged, and found by `find_failure`.
         """
 
         async def execute(*, task_status: TaskStatus[None]) -> None:
             has_begun = False
+            self._failures.pop(run.id, None)
 
             def begin(_run: Run) -> None:
                 nonlocal has_begun
@@ -242,9 +247,11 @@ class Gateway:
                     await agent.driver.run_until_blocked(run, options)
                 begin(run)
             except Exception as error:
-                if not has_begun:
+                if isinstance(error, AgentError) and not has_begun:
                     raise
+                self._failures[run.id] = describe_error(error)
                 _log.warning("run %s was not continued: %s", run.id, error, exc_info=not isinstance(error, AgentError))
+                begin(run)
 
         await self.start_task(execute)
 
@@ -255,7 +262,8 @@ class Gateway:
 
     def find_failure(self, run_id: str) -> str:
         """Return the error that ended the last execution of a run by this server; empty if there is none."""
-        return next((found for worker in self._workers if (found := worker.find_failure(run_id))), "")
+        own = (found for worker in self._workers if (found := worker.find_failure(run_id)))
+        return self._failures.get(run_id) or next(own, "")
 
     async def _resume(self, agent: Agent[Any], run_id: str) -> None:
         try:

@@ -56,18 +56,20 @@ def test_an_alert_says_what_to_do(open_page):
 
 
 def test_a_schedule_is_paused_and_resumed(open_page, studio):
-    """The page has the next times; the button changes the schedule itself."""
+    """The page has the next times, in the zone of the schedule; the button changes the schedule itself."""
     store = studio.folder / ".agentfsm" / "runs.db"
 
     async def add():
         agent = Agent(ScriptedModel("done"), name="shop", store=SQLiteStore(store))
         async with agent:
-            await Schedules(agent.store).add(agent, "yearly", cron="0 3 1 1 *", prompt="Settle {logical_date}")
+            await Schedules(agent.store).add(
+                agent, "yearly", cron="0 3 1 1 *", tz="Asia/Tokyo", prompt="Settle {logical_date}"
+            )
 
     in_thread(anyio.run, add)
     page = open_page("#/schedules")
     panel = page.locator("[data-schedule=yearly]")
-    expect(panel.locator("[data-next]")).to_contain_text("1 Jan")
+    expect(panel.locator("[data-next]")).to_contain_text(re.compile(r"1 Jan 2\d{3}, 03:00:00"))
     for button, paused in (("Pause", True), ("Resume", False)):
         panel.get_by_role("button", name=button, exact=True).click()
         expect(panel.get_by_role("button", name="Pause" if not paused else "Resume", exact=True)).to_be_visible()

@@ -150,6 +150,7 @@ def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "agents", raising=False)
     assert in_thread(main, ["run", "agents:shop", "Settle my invoices", "--id", "r1"]) == 3
+    assert in_thread(main, ["submit", "agents:chatter", "broken", "--id", "r2"]) == 0
     monkeypatch.delitem(sys.modules, "agents")
     with serving(tmp_path, "studio", "--no-browser", "--http", f"127.0.0.1:{free_port()}") as (_process, url):
         place, _, key = url.partition("#key=")
@@ -180,6 +181,9 @@ def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path,
         expect(page.locator("header.run")).to_contain_text("forked from")
         expect(still.get_by_role("button", name="Continue here with agents:shop")).to_be_visible()
         assert read(page.url.partition("/runs/")[2].partition("?")[0])["status"] == "idle"
+        page.evaluate("location.hash = '#/runs/r2'")
+        still.get_by_role("button", name="Continue here with agents:chatter").click()
+        expect(still.locator("pre").first).to_have_text("RuntimeError: the model is gone")
         page.context.close()
     assert (tmp_path / "paid.txt").read_text(encoding="utf-8") == "DE02 12900\n"
 

@@ -19,8 +19,9 @@ export function continueCard(details, done) {
   };
   return h("section", { class: "decision standstill", "aria-label": t("This run stands still") },
     h("header", {}, h("strong", {}, t(status === "paused" ? "This run is paused" : "This run stands still"))),
+    failure && [h("p", {}, t("Its last execution has failed:")), h("pre", {}, failure)],
     !how && (failure
-      ? [h("p", {}, t("Its last execution has failed:")), h("pre", {}, failure), h("p", { class: "soft" }, t("The server tries again by itself, each time after a longer rest. A changed program needs a new start of the server."))]
+      ? h("p", { class: "soft" }, t("The server tries again by itself, each time after a longer rest. A changed program needs a new start of the server."))
       : h("p", { class: "reason" }, prose(standstill))),
     how && h("div", { class: "body" },
       h("p", {}, t(status === "paused" ? "It continues when it is resumed." : "No process executes it, and the studio does so only if you ask.")),

@@ -46,9 +46,12 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString(locale(), { hour12: false });
 }
 
-/** @param {number} at */
-export function date(at) {
-  return new Date(at * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "medium", hour12: false });
+/**
+ * @param {number} at
+ * @param {string} [timeZone] that of the browser if none is given
+ */
+export function date(at, timeZone) {
+  return new Date(at * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "medium", hour12: false, timeZone });
 }
 
 /** @param {number} at */

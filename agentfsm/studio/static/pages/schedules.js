@@ -34,6 +34,7 @@ export const schedules = {
 
 function draw(found, load) {
   const { last } = found;
+  const time = (/** @type {number} */ at) => date(at, found.tz);
   const verb = found.paused ? "resume" : "pause";
   const change = load && actionButton(found.paused ? t("Resume") : t("Pause"), async () => {
     await api.steer(found.name, verb);
@@ -45,14 +46,14 @@ function draw(found, load) {
       [t("Times"), h("code", {}, found.cron), found.tz],
       [t("User"), found.user],
       [t("Missed times"), t(`missed ${found.missed}`)],
-      [t("Last run"), last?.run && [runLink(last.run.id, date(last.at)), " ", chip(last.run.status)]],
+      [t("Last run"), last?.run && [runLink(last.run.id, time(last.at)), " ", chip(last.run.status)]],
     ], "facts"),
     h("p", { class: "text" }, found.prompt),
     found.error && h("p", { class: "error" }, found.error),
-    !found.paused && found.next.length > 0 && h("p", { "data-next": "" }, t("Next"), ": ", found.next.map(date).join(" · ")),
+    !found.paused && found.next.length > 0 && h("p", { "data-next": "" }, t("Next"), ": ", found.next.map(time).join(" · ")),
     found.paused && h("p", { class: "soft" }, t("It starts no runs until it is resumed.")),
-    found.overdue.length > 0 && h("p", { class: "error", "data-overdue": "" }, t("{n} times are overdue, since {at}: no worker of the agent has looked.", { n: count(found.overdue.length), at: date(found.overdue[0]) })),
-    found.skipped.length > 0 && h("p", { class: "soft", "data-skipped": "" }, t("Times without a run, of the last ones"), ": ", found.skipped.map(date).join(" · ")),
+    found.overdue.length > 0 && h("p", { class: "error", "data-overdue": "" }, t("{n} times are overdue, since {at}: no worker of the agent has looked.", { n: count(found.overdue.length), at: time(found.overdue[0]) })),
+    found.skipped.length > 0 && h("p", { class: "soft", "data-skipped": "" }, t("Times without a run, of the last ones"), ": ", found.skipped.map(time).join(" · ")),
     found.due.length > 0 && h("p", { class: "soft" }, t("{n} runs of before are still to be started.", { n: count(found.due.length) })),
     found.conflicts > 0 && h("p", { class: "error" }, t("{n} times got no run, because another run had its id; the newest is", { n: count(found.conflicts) }), " ", runLink(found.last_conflict)),
     change && h("div", { class: "buttons" }, change)));
