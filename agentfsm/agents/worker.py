@@ -121,9 +121,7 @@ class Worker:
     _has_suspects: bool = attrs.field(default=False, init=False)
     """Whether the store has more suspects. If so, no other run is begun, so that this worker becomes free for them."""
 
-    _backoffs: Newest[str, tuple[float, str, float]] = attrs.field(
-        factory=lambda: Newest(MAX_BACKOFF_RUNS), init=False
-    )
+    _backoffs: Newest[str, tuple[float, str, float]] = attrs.field(factory=lambda: Newest(MAX_BACKOFF_RUNS), init=False)
     """By id of a run that made no progress: the delay in seconds, the error of the execution or "", and the time of
     the event loop until which this worker leaves it.
     """

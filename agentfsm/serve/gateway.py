@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._lib.newest import Newest
 from agentfsm.agents.admission import admit, admit_messages
 from agentfsm.agents.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent
 from agentfsm.agents.agent_fields import new_id
@@ -58,6 +59,8 @@ _log = logging.getLogger("agentfsm.serve")
 
 # Seconds after which a store that does not answer counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
+# Errors of executions that persons have asked for, of which the newest are kept.
+MAX_FAILURES: Final = 1_000
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -130,7 +133,7 @@ class Gateway:
     _workers: list[Worker] = attrs.field(factory=list, init=False)
     """Workers that execute the runs, one for each agent."""
 
-    _failures: dict[str, str] = attrs.field(factory=dict, init=False)
+    _failures: Newest[str, str] = attrs.field(factory=lambda: Newest(MAX_FAILURES), init=False)
     """Error of the last execution that a person has asked for, by the id of its run."""
 
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
