@@ -108,6 +108,9 @@ class ApproveBody(RequestBody):
     call_id: _Name
     """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
+    run_id: _Name | None = None
+    """`run_id` of that item; it may be left out if no two items have the same `call_id`."""
+
     digest: _Name
     """`digest` of the item in `pending` of `GET /v1/runs/{run_id}`, as the person saw it."""
 
@@ -130,6 +133,9 @@ class RejectBody(RequestBody):
 
     call_id: _Name
     """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
+
+    run_id: _Name | None = None
+    """`run_id` of that item; it may be left out if no two items have the same `call_id`."""
 
     message: _Note = ""
     """The reason, for the model."""
@@ -167,6 +173,9 @@ class AnswerBody(RequestBody):
     call_id: _Name
     """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
+    run_id: _Name | None = None
+    """`run_id` of that item; it may be left out if no two items have the same `call_id`."""
+
     content: _Text | dict[str, Any] | None = None
     """The result, or the answer to a tool's questions."""
 
@@ -186,6 +195,9 @@ class LoginBody(RequestBody):
     call_id: _Name
     """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
+    run_id: _Name | None = None
+    """`run_id` of that item; it may be left out if no two items have the same `call_id`."""
+
     key: _Text | None = None
     """The user's key, for a server that takes one. It goes to the token store only."""
 
@@ -195,6 +207,9 @@ class SettleBody(RequestBody):
 
     call_id: _Name
     """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
+
+    run_id: _Name | None = None
+    """`run_id` of that item; it may be left out if no two items have the same `call_id`."""
 
     result: _Text | None = None
     """Result of the call, if it succeeded."""

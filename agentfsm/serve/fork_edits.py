@@ -67,6 +67,21 @@ def parse_edits(edits: Mapping[str, Any], header: Header, history: Sequence[Even
     return found
 
 
+def has_edits(copied: Sequence[Event], history: Sequence[Event], edits: Mapping[int, Event]) -> bool:
+    """Return whether these are the first events of a run with exactly these edits; changed calls have other keys."""
+    expected = [edits.get(version, event) for version, event in enumerate(history[: len(copied)], 1)]
+    return [_without_keys(each) for each in copied] == [_without_keys(each) for each in expected]
+
+
+def _without_keys(event: Event) -> Event:
+    if isinstance(event, e.ToolsChosen):
+        calls = tuple([attrs.evolve(each, key="") for each in event.message.calls])
+        return attrs.evolve(event, message=attrs.evolve(event.message, calls=calls))
+    if isinstance(event, e.ApprovalGiven | e.ApprovalAsked):
+        return attrs.evolve(event, key=None)
+    return event
+
+
 def _decode(version: int, value: object, header: Header) -> Event:
     try:
         return decode_event(json.dumps(value), header)

@@ -28,6 +28,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import AssistantMessage, HostedContent, ToolResult, as_parts
+from agentfsm.core.run_ids import find_reserved_form
 from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.journal.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
@@ -317,7 +318,8 @@ class Gateway:
             MisuseError: when there is no such agent, the key is empty, too long or not printable, or the prompt or
                 history is not admitted.
             ForbiddenError: when the metadata have tools of the client, and the server takes none.
-            ConflictError: when the key is that of another run of the caller, or the session has a run that is not over.
+            ConflictError: when the key is that of another run of the caller, such as one in another session or a fork,
+                or the session has a run that is not over.
             LimitExceededError: when the caller has used its tokens, or has too many runs.
             OverloadedError: when too many runs wait for a worker.
         """
@@ -331,9 +333,9 @@ class Gateway:
             if not hook:
                 check_key(key)
             run_id, known = await self.find_keyed_run(caller, key, hook=hook)
-        if known is not None and known.agent != chosen.name:
-            raise taken_key_error()
         session_id = None if session is None else caller.qualify_session(session)
+        if known is not None and not _is_same_start(known, chosen, session_id):
+            raise taken_key_error()
         options: StartOptions = {}
         if (rollout := self.rollouts.get(chosen.name)) is not None:
             chosen, options = await rollout.choose(
@@ -367,7 +369,7 @@ class Gateway:
         async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
             needs_deps = chosen.driver.config.resolve_deferred is not None
             stored = await chosen.submit(run, deps=await self.resolve_deps(run) if needs_deps else None)
-        if stored.header.agent != chosen.name:  # another request was faster
+        if not _is_same_start(stored.header, chosen, session_id):  # another request was faster
             raise taken_key_error()
         return stored, stored.header.nonce == run.header.nonce  # of racing requests, the store has the header of one
 
@@ -498,11 +500,43 @@ class Gateway:
         await end_allowances(self.runs.store, header)
         return attrs.evolve(self.runs, four_eyes=True)
 
-    async def find_waiting_run(self, header: Header, call_id: str) -> str:
-        """Return the id of the run that waits for a decision on a call: the run, or else that of a sub-agent."""
-        run = await self.runs.load(header.id)
-        found = [item.run_id for item in run.pending if item.call_id == call_id]
-        return header.id if header.id in found or not found else found[0]
+    async def find_waiting_run(
+        self, header: Header, call_id: str, *, shown_run: str | None = None, digest: str | None = None
+    ) -> str:
+        """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent.
+
+        Args:
+            header: Header of the run that the caller names.
+            call_id: Id of the call.
+            shown_run: `run_id` of the item that the person saw; None if the client does not say.
+            digest: Its digest, which tells calls with one id apart, too.
+
+        Raises:
+            MisuseError: when `shown_run` is no run of this one, or it is not said and several runs have such a call.
+        """
+        if shown_run == header.id:
+            return header.id
+        if shown_run is not None:
+            if not shown_run.isprintable() or not await self._is_below(shown_run, header.id):
+                raise MisuseError(
+                    f"{shown_run[:80]!r} is no run of {header.id!r}: give the `run_id` of the pending item"
+                )
+            return shown_run
+        found = [item for item in (await self.runs.load(header.id)).pending if item.call_id == call_id]
+        as_shown = [item for item in found if digest and item.digest == digest]
+        runs = list(dict.fromkeys([item.run_id for item in as_shown or found])) or [header.id]
+        if len(runs) > 1:
+            raise MisuseError(f"{call_id} is a call of {', '.join(runs)}: give the `run_id` of the pending item")
+        return runs[0]
+
+    async def _is_below(self, run_id: str, ancestor: str) -> bool:
+        current: str | None = run_id
+        try:
+            while current is not None and current != ancestor:
+                current = (await self.runs.header(current)).parent
+        except RunNotFoundError:
+            return False
+        return current is not None
 
     async def wait_for(self, run_id: str, wait_s: float) -> Run:
         """Return a run once it is over or waits, after `wait_s` seconds or when the server stops at the latest."""
@@ -529,6 +563,12 @@ class Gateway:
         return run if agent is None else agent.driver.attach_decoder(run)
 
 
+def _is_same_start(header: Header, agent: Agent[Any], session: str | None) -> bool:
+    """Return whether a run is one that a request with its key would start, as far as its prompt does not tell."""
+    is_here = header.session == session or find_reserved_form(header.id) is None  # a key of before version 0.3
+    return is_here and (header.agent, header.forked_from) == (agent.name, None)
+
+
 def _distrust(message: Message) -> Message:
     """Return a message of a client's history with the label `untrusted` if the user has not written it."""
     if isinstance(message, AssistantMessage):
@@ -548,6 +588,6 @@ def check_key(key: str) -> None:
         raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
 
 
-def taken_key_error() -> ConflictError:
-    """Return the error of a key that stands for another request."""
-    return ConflictError("this `Idempotency-Key` is taken: choose another one")
+def taken_key_error(name: str = "Idempotency-Key") -> ConflictError:
+    """Return the error of a key, of the header or field `name`, that stands for another request."""
+    return ConflictError(f"this `{name}` is taken: choose another one")

@@ -56,7 +56,7 @@ async def log_in(gateway: Gateway, request: Request, caller: Caller, body: bodie
     All calls of the caller that wait for this login go on, in all runs.
     """
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    waiting = await gateway.find_waiting_run(header, body.call_id)
+    waiting = await gateway.find_waiting_run(header, body.call_id, shown_run=body.run_id)
     owner = await gateway.runs.header(waiting)
     if (owner.user, owner.tenant) != (caller.user, caller.tenant):
         raise ForbiddenError("this login is that of the run's user, with the user's own account")

@@ -12,7 +12,7 @@ from agentfsm.serve.errors import ForbiddenError
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
-    from agentfsm.core.inbox import Priority
+    from agentfsm.core.inbox import PostedItem, Priority
     from agentfsm.core.labels import Label
     from agentfsm.core.run_ids import DerivedId
     from agentfsm.serve.access import Caller
@@ -37,10 +37,13 @@ async def approve_call(
     call_id: str,
     *,
     digest: str,
+    shown_run: str | None = None,
     arguments: Mapping[str, Any] | None = None,
     allow: Sequence[str] = (),
 ) -> None:
     """Approve a call of a run, or of a sub-agent's run that it waits for, as the caller; perhaps with later ones.
+
+    `shown_run` is the `run_id` of the pending item, here and below: calls of several sub-agents may have one id.
 
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
@@ -51,12 +54,14 @@ async def approve_call(
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    waiting = await gateway.find_waiting_run(header, call_id)
+    waiting = await gateway.find_waiting_run(header, call_id, shown_run=shown_run, digest=digest)
     runs = await gateway.decide_as(caller, header)
     await runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
-async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, message: str = "") -> None:
+async def reject_call(
+    gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, shown_run: str | None = None, message: str = ""
+) -> None:
     """Reject a call of a run, as the caller.
 
     Raises:
@@ -67,7 +72,7 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    waiting = await gateway.find_waiting_run(header, call_id)
+    waiting = await gateway.find_waiting_run(header, call_id, shown_run=shown_run)
     text = admit_answer(message, caller.user)
     await (await gateway.decide_as(caller, header)).reject(waiting, call_id, by=caller.user, message=text)
 
@@ -91,17 +96,13 @@ async def decide_calls(
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    pending = (await gateway.runs.load(header.id)).pending
 
-    def find(shown: ShownCall) -> Pending:
-        runs = [
-            each.run_id for each in pending if each.call_id == shown.call_id and shown.run_id in (None, each.run_id)
-        ]
-        waiting = runs[0] if runs else header.id
+    async def find(shown: ShownCall) -> Pending:
+        waiting = await gateway.find_waiting_run(header, shown.call_id, shown_run=shown.run_id, digest=shown.digest)
         return Pending(kind=PendingKind.APPROVAL, run_id=waiting, call_id=shown.call_id, digest=shown.digest)
 
     text = admit_answer(message, caller.user)
-    yes, no = ([find(each) for each in shown] for shown in (approve, reject))
+    yes, no = [[await find(each) for each in shown] for shown in (approve, reject)]
     await (await gateway.decide_as(caller, header)).decide(approve=yes, reject=no, message=text, by=caller.user)
 
 
@@ -113,6 +114,7 @@ async def answer_call(
     content: str | Mapping[str, Any] | None,
     *,
     digest: str | None = None,
+    shown_run: str | None = None,
     failed: bool = False,
     declined: bool = False,
 ) -> None:
@@ -124,7 +126,7 @@ async def answer_call(
         MisuseError: when the run does not wait for this, or the answer does not fit.
     """
     header = await gateway.open_run(run_id, caller)
-    waiting = await gateway.find_waiting_run(header, call_id)
+    waiting = await gateway.find_waiting_run(header, call_id, shown_run=shown_run, digest=digest)
     given = admit_answer(content, caller.user)
     await (await gateway.decide_as(caller, header)).answer(
         waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest
@@ -141,8 +143,8 @@ async def send_text(
     priority: Priority | str = "normal",
     kind: InputKind = InputKind.USER,
     labels: Sequence[Label] = (),
-) -> None:
-    """Send a run input, as the caller, once for each key.
+) -> PostedItem:
+    """Send a run input, as the caller, once for each key. Return the input of the key: the first one.
 
     Raises:
         RunNotFoundError: as for `approve_call`.
@@ -154,7 +156,7 @@ async def send_text(
     header = await gateway.open_run(run_id, caller, is_control=True)
     parts = admit(prompt, caller.user)
     gateway.check_parts(header, parts)
-    await (await gateway.decide_as(caller, header)).send(
+    return await (await gateway.decide_as(caller, header)).send(
         header.id, parts, key=key, priority=priority, kind=kind, labels=labels, by=caller.user
     )
 

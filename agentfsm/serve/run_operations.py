@@ -11,6 +11,7 @@ from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.agent_fields import new_id
 from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run_ids import build_key_id
@@ -21,7 +22,7 @@ from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.errors import ForbiddenError
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
-from agentfsm.serve.fork_edits import parse_edits
+from agentfsm.serve.fork_edits import has_edits, parse_edits
 from agentfsm.serve.gateway import check_key, taken_key_error
 from agentfsm.serve.queries import read_amount, read_choice, read_number, read_text, read_traceparent
 from agentfsm.serve.rate_limits import NO_LIMITS
@@ -121,7 +122,9 @@ async def send_input(gateway: Gateway, request: Request, caller: Caller, body: b
     run_id = request.path_params["run_id"]
     text = bodies.read_prompt(body.text)
     key = None if body.key is None else build_key_id(body.key, tenant=caller.tenant, user=caller.user)
-    await send_text(gateway, caller, run_id, text, key=key, priority=body.priority)
+    posted = await send_text(gateway, caller, run_id, text, key=key, priority=body.priority)
+    if not isinstance(posted.item, Input) or posted.item.parts != admit(text, caller.user):
+        raise taken_key_error("key")
     return await _accept(gateway, run_id)
 
 
@@ -129,7 +132,14 @@ async def approve(gateway: Gateway, request: Request, caller: Caller, body: bodi
     """Approve a call that waits."""
     run_id = request.path_params["run_id"]
     await approve_call(
-        gateway, caller, run_id, body.call_id, digest=body.digest, arguments=body.arguments, allow=body.allow
+        gateway,
+        caller,
+        run_id,
+        body.call_id,
+        digest=body.digest,
+        shown_run=body.run_id,
+        arguments=body.arguments,
+        allow=body.allow,
     )
     return await _accept(gateway, run_id)
 
@@ -154,7 +164,7 @@ async def revoke(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodies.RejectBody) -> Response:
     """Reject a call that waits; the model reads the reason."""
     run_id = request.path_params["run_id"]
-    await reject_call(gateway, caller, run_id, body.call_id, message=body.message)
+    await reject_call(gateway, caller, run_id, body.call_id, shown_run=body.run_id, message=body.message)
     return await _accept(gateway, run_id)
 
 
@@ -175,6 +185,7 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
         body.call_id,
         body.content,
         digest=body.digest,
+        shown_run=body.run_id,
         failed=body.failed,
         declined=body.declined,
     )
@@ -184,7 +195,7 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
     """Record the outcome of a call that was in flight when its worker died."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    tool_run = await gateway.find_waiting_run(header, body.call_id)
+    tool_run = await gateway.find_waiting_run(header, body.call_id, shown_run=body.run_id)
     result, failed = admit_answer(body.result, caller.user), admit_answer(body.failed, caller.user)
     await (await gateway.decide_as(caller, header)).settle(
         tool_run, body.call_id, result=result, failed=failed, rerun=body.rerun, by=caller.user
@@ -254,7 +265,8 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     if header.user == caller.user and (lost := set(header.roles) - set(caller.roles)):
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
-    edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
+    history = await gateway.runs.history(header.id)
+    edit = parse_edits(body.edit, header, history, caller)
     owner = caller  # a fork is a run of the same user
     if header.user != caller.user:
         owner = attrs.evolve(caller, user=header.user or "", limits=NO_LIMITS)
@@ -264,7 +276,10 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
         fork_id, known = await gateway.find_keyed_run(owner, key)
         if known is not None:
             is_same = (known.forked_from, known.withhold) == (header.id, body.withhold)
-            if not is_same or body.at not in {None, known.forked_at} or prompt not in {None, known.prompt}:
+            if not is_same or body.at not in {None, known.forked_at} or (prompt or header.prompt) != known.prompt:
+                raise taken_key_error()
+            copied = (await gateway.runs.history(known.id))[: known.forked_at]
+            if not has_edits(copied, history, edit):
                 raise taken_key_error()
             return await _describe_start(gateway, request, await gateway.load(known), 200)
     async with gateway.admission.admit_run(owner, agent.name, fork_id):

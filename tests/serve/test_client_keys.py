@@ -134,6 +134,8 @@ async def test_keys_of_inputs():
         async def send(text, key, caller):
             body = {"text": text, "key": key}
             assert (await client.post(f"/v1/runs/{run_id}/input", json=body, headers=caller)).status_code == 202
+            other = await client.post(f"/v1/runs/{run_id}/input", json=body | {"text": "other"}, headers=caller)
+            assert other.status_code == 409
 
         derived = build_key_id("evt_1", tenant="acme", user="crm-bot", hook="crm")
         for key in ("hook:crm:evt_1", "evt_1", derived, build_said_key("resume:1"), "resume:1"):

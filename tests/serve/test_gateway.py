@@ -75,6 +75,8 @@ async def test_a_key_names_one_run():
         assert first.json() == second.json()
         other = await client.post("/v1/runs", json={"prompt": "other"}, headers=sent["headers"])
         assert other.status_code == 409
+        elsewhere = {"prompt": "hi", "session": "other"}
+        assert (await client.post("/v1/runs", json=elsewhere, headers=sent["headers"])).status_code == 409
         assert first.headers["location"] == second.headers["location"] == f"/v1/runs/{first.json()['id']}"
         users = [named("bob"), named("ann", "rival"), named("bob", "rival")]
         others = [
@@ -163,6 +165,45 @@ async def test_several_calls_are_decided_on_together():
         assert run["output"] == "done"
         events = [data["event"] for _, data in await events_of(client, run["id"])]
         assert [event["by"] for event in events if event["is"] == "ApprovalGiven"] == ["eve", "eve"]
+
+
+async def test_a_decision_reaches_the_call_that_was_shown():
+    """Two sub-agents wait for calls with one id: `run_id` tells them apart, and without it nothing is decided."""
+
+    @tool(external=True, read_only=True)
+    def ask(question: str) -> str:
+        """Ask a person."""
+        raise AssertionError
+
+    agents = [
+        Agent(ScriptedModel(say("", call("ask", question=name)), say("done")), tools=[ask], name=name)
+        for name in ("city", "password")
+    ]
+    calls = [call(each.name, query="x") for each in agents]
+    model = ScriptedModel(say("", *calls), say("done"))
+    agent = Agent(model, tools=[each.as_tool() for each in agents], name="chief", store=MemoryStore())
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "go", "wait_s": 30})).json()
+        city, password = run["pending"]
+        assert city["call_id"] == password["call_id"]
+        path, shown = f"/v1/runs/{run['id']}", {"call_id": password["call_id"]}
+        for run_id in (None, run["id"], "nobody"):
+            for verb, body in (("answer", {"content": "4711"}), ("reject", {}), ("settle", {"rerun": True})):
+                refused = await client.post(f"{path}/{verb}", json=shown | body | {"run_id": run_id})
+                assert refused.status_code == 400
+        answer = shown | {"content": "4711", "run_id": password["run_id"]}
+        assert (await client.post(f"{path}/answer", json=answer)).status_code == 202
+        again = await client.post(f"{path}/answer", json=answer | {"content": "1"})
+        assert again.status_code == 409
+        assert city in (await client.get(path)).json()["pending"]
+        await client.post(
+            f"{path}/answer", json={"call_id": city["call_id"], "run_id": city["run_id"], "content": "Rome"}
+        )
+        done = (await client.get(path, params={"wait_s": 30})).json()
+        assert done["status"] == "done"
+        for item, said in ((city, "Rome"), (password, "4711")):
+            messages = (await client.get(f"/v1/runs/{item['run_id']}/messages")).json()["messages"]
+            assert said in json.dumps(messages)
 
 
 async def test_later_calls_of_a_session_are_allowed_and_that_is_revoked():
@@ -459,9 +500,30 @@ async def test_a_fork_that_is_asked_for_again_is_the_first_one():
         assert await fork(named(), at=1, withhold=True) == (200, made)
         for body in ({"at": 0, "withhold": True}, {"at": 1}, {"at": 1, "withhold": True, "prompt": "another"}):
             assert await fork(named(), **body) == (409, None)
+        start = {"json": {"prompt": "pay"}, "headers": named() | {"idempotency-key": "f"}}
+        assert (await client.post("/v1/runs", **start)).status_code == 409
         [copy] = [each for each in (await client.get("/v1/runs")).json()["runs"] if each["id"] != run["id"]]
         assert copy["id"] == made
         await client.post(f"/v1/runs/{run['id']}/cancel", json={})
+
+
+async def test_a_key_of_a_fork_stands_for_its_edits():
+    """Another edit with the key is refused, though it is of the same event, and so is none."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
+        events = (await client.get(f"/v1/runs/{run['id']}/journal")).json()["events"]
+        [(version, chosen)] = [
+            (each["version"], each["event"]) for each in events if each["event"]["is"] == "ToolsChosen"
+        ]
+
+        async def fork(amount):
+            event = json.loads(json.dumps(chosen))
+            event["message"]["calls"][0]["arguments"] = json.dumps({"amount": amount})
+            body = {"at": version, "edit": {str(version): event} if amount else {}}
+            answer = await client.post(f"/v1/runs/{run['id']}/fork", json=body, headers={"idempotency-key": "f"})
+            return answer.status_code
+
+        assert [await fork(amount) for amount in (6, 6, 7, None)] == [201, 200, 409, 409]
 
 
 @pytest.mark.parametrize(

@@ -304,9 +304,10 @@ class ACPAgent:
         decide = (self.gateway, self.caller, item.run_id, item.call_id)
         try:
             if chosen in ("allow", "always"):
-                await approve_call(*decide, digest=item.digest, allow=names if chosen == "always" else ())
+                allow = names if chosen == "always" else ()
+                await approve_call(*decide, digest=item.digest, shown_run=item.run_id, allow=allow)
             elif chosen == "reject":
-                await reject_call(*decide)
+                await reject_call(*decide, shown_run=item.run_id)
             else:
                 await self._cancel_run(session)
         except ConflictError as error:  # decided elsewhere, or changed: what waits now is asked for next

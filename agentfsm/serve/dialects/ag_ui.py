@@ -391,13 +391,13 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         message = given.get("message", "")
         if not isinstance(message, str):
             raise MisuseError("the message of a rejection must be a string")
-        await reject_call(gateway, caller, item.run_id, item.call_id, message=message)
+        await reject_call(gateway, caller, item.run_id, item.call_id, shown_run=item.run_id, message=message)
 
 
 async def _answer_question(
     gateway: Gateway, caller: Caller, item: Pending, payload: Any, *, is_cancelled: bool
 ) -> None:
-    answer = partial(answer_call, gateway, caller, item.run_id, item.call_id, digest=item.digest)
+    answer = partial(answer_call, gateway, caller, item.run_id, item.call_id, shown_run=item.run_id, digest=item.digest)
     if not is_cancelled:
         await answer(payload)
     elif item.questions:

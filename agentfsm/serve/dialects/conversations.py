@@ -114,7 +114,7 @@ async def say(
         # The key is posted first, and not with the answer, which has a key of its own: if this process is killed in
         # between, a retry shows that the run still waits. The other order would make the retry input of the run.
         await gateway.runs.store.post(run.id, f"answer:{message_key}", Wake(run_id=run.id))
-        await answer_call(gateway, caller, item.run_id, item.call_id, answer, digest=item.digest)
+        await answer_call(gateway, caller, item.run_id, item.call_id, answer, shown_run=item.run_id, digest=item.digest)
         return Turn(run_id=run.id, versions=versions)
     asked = () if results is None else list_front_end_calls(run)
     if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT and item not in asked]:
@@ -159,7 +159,14 @@ async def give_results(
     for item in asked:
         if (given := results.get(item.call_id)) is not None:
             await answer_call(
-                gateway, caller, item.run_id, item.call_id, given.content, digest=item.digest, failed=given.failed
+                gateway,
+                caller,
+                item.run_id,
+                item.call_id,
+                given.content,
+                shown_run=item.run_id,
+                digest=item.digest,
+                failed=given.failed,
             )
 
 

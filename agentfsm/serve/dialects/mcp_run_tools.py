@@ -254,6 +254,7 @@ class CallerRunTools:
         answers: dict[str, Any] | None = None,
         arguments: dict[str, Any] | None = None,
         digest: _Name | None = None,
+        shown_run: _Name | None = None,
     ) -> Noted:
         """Submit a person's decision on a waiting call: never decide yourself, ask the person.
 
@@ -269,21 +270,24 @@ class CallerRunTools:
             arguments: New arguments of the call, if the person changed them.
             digest: The digest from `pending`, so that only the call that the person was shown is approved. An approval
                 needs it.
+            shown_run: The `run_id` from `pending`, if calls of several runs have this id.
         """
         gateway, caller = self.gateway, ctx.deps
         await gateway.open_run(run_id, caller)  # a flaw of the decision must not tell that the run exists
         if decision == "approve":
             if digest is None:
                 raise MisuseError("an approval needs the digest of the call that the person saw: see `pending`")
-            await approve_call(gateway, caller, run_id, call_id, digest=digest, arguments=arguments)
+            await approve_call(
+                gateway, caller, run_id, call_id, digest=digest, shown_run=shown_run, arguments=arguments
+            )
         elif decision == "reject":
-            await reject_call(gateway, caller, run_id, call_id, message=text)
+            await reject_call(gateway, caller, run_id, call_id, shown_run=shown_run, message=text)
         elif decision == "decline":
-            await answer_call(gateway, caller, run_id, call_id, None, digest=digest, declined=True)
+            await answer_call(gateway, caller, run_id, call_id, None, digest=digest, shown_run=shown_run, declined=True)
         elif not (text or answers):
             raise MisuseError("decision 'answer' needs the answer: give it as text=, or answers= if it has a schema")
         else:
-            await answer_call(gateway, caller, run_id, call_id, answers or text, digest=digest)
+            await answer_call(gateway, caller, run_id, call_id, answers or text, digest=digest, shown_run=shown_run)
         return {"run_id": run_id, "noted": f"{decision} by {caller.user}"}
 
     async def cancel(self, ctx: _Context, run_id: _Name, message: _Note = "") -> Noted:

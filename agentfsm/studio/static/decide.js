@@ -184,7 +184,7 @@ function approval(item, send) {
     const { error, value, isEdited } = read();
     if (error) throw new Error(error);
     const edited = isEdited ? { arguments: value } : {};
-    await send("approve", { call_id: item.call_id, digest: item.digest, ...edited });
+    await send("approve", { call_id: item.call_id, run_id: item.run_id, digest: item.digest, ...edited });
   }, () => {
     const { error, value } = read();
     return [h("p", {}, h("strong", {}, item.tool), " ", item.description), error ? h("p", { class: "error" }, error) : argumentList(value)];
@@ -198,7 +198,7 @@ function approval(item, send) {
   });
   const reason = h("input", { type: "text", placeholder: t("The model reads it.") });
   const rejection = h("details", { class: "rejection" }, h("summary", {}, t("Reject…")), field(t("Reason"), reason),
-    actionButton(t("Reject"), () => send("reject", { call_id: item.call_id, message: reason.value }), { class: "danger" }));
+    actionButton(t("Reject"), () => send("reject", { call_id: item.call_id, run_id: item.run_id, message: reason.value }), { class: "danger" }));
   return [
     shown,
     editing,
@@ -210,7 +210,7 @@ function approval(item, send) {
 
 function outcome(item, send) {
   const text = h("textarea", { rows: 3 });
-  const settle = (values) => send("settle", { call_id: item.call_id, ...values });
+  const settle = (values) => send("settle", { call_id: item.call_id, run_id: item.run_id, ...values });
   const needed = () => {
     if (!text.value.trim()) throw new Error(t("Write the result or the error first."));
     return text.value;
@@ -232,32 +232,32 @@ function question(item, send) {
   const answer = async () => {
     const answers = Object.fromEntries(forms.map((form) => [form.key, form.read()]));
     const content = forms.length === 1 ? answers[forms[0].key] : answers;
-    await send("answer", { call_id: item.call_id, digest: item.digest || null, content });
+    await send("answer", { call_id: item.call_id, run_id: item.run_id, digest: item.digest || null, content });
   };
   return [
     ...forms.map((form) => h("fieldset", {}, h("legend", {}, form.message), form.url && h("p", { class: "id" }, form.url), form.fields)),
     h("div", { class: "buttons" },
       actionButton(t("Answer"), answer, { class: "primary" }),
-      actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, declined: true }))),
+      actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, run_id: item.run_id, declined: true }))),
   ];
 }
 
 /** The page where the user of the run logs in, or the field for a key, which no journal gets. */
 function login(item, send, rootId) {
   const [{ url, schema }] = item.questions;
-  const decline = actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, declined: true }));
+  const decline = actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, run_id: item.run_id, declined: true }));
   if (schema) {
     const key = h("input", { type: "password", autocomplete: "off" });
     const store = async () => {
       if (!key.value) throw new Error(t("Enter the key first."));
-      await send("login", { call_id: item.call_id, key: key.value });
+      await send("login", { call_id: item.call_id, run_id: item.run_id, key: key.value });
     };
     return [field(t("Key"), key), h("div", { class: "buttons" }, actionButton(t("Log in"), store, { class: "primary" }), decline)];
   }
   const place = h("p", {});
   const show = (link) => /^https?:/.test(link) && place.replaceChildren(h("a", { href: link, target: "_blank", rel: "noopener noreferrer" }, t("Open the page of the login")));
   show(url);
-  const ask = async () => show((await api.act(rootId, "login", { call_id: item.call_id })).url);
+  const ask = async () => show((await api.act(rootId, "login", { call_id: item.call_id, run_id: item.run_id })).url);
   return [place, h("div", { class: "buttons" }, actionButton(url ? t("New link") : t("Get a link"), ask, { class: url ? "" : "primary" }), decline)];
 }
 
@@ -265,7 +265,7 @@ function externalResult(item, send) {
   const [asked, ...others] = Object.values(item.arguments);
   const isText = typeof asked === "string" && !others.length;
   const text = h("textarea", { rows: 3 });
-  const answer = (failed) => () => send("answer", { call_id: item.call_id, digest: item.digest || null, content: text.value, failed });
+  const answer = (failed) => () => send("answer", { call_id: item.call_id, run_id: item.run_id, digest: item.digest || null, content: text.value, failed });
   return [
     isText ? h("p", { class: "description" }, asked) : asked !== undefined && argumentList(item.arguments),
     field(t("Answer"), text),
