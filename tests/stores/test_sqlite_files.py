@@ -108,6 +108,34 @@ async def test_a_deleted_run_is_overwritten(path):
     await store.aclose()
 
 
+async def test_words_of_removed_runs_do_not_stay(path):
+    """Not if a prune that finds nothing shares the transaction of a deletion, nor if one was killed halfway."""
+
+    async def fill(store, name):
+        for number in range(9):  # segments of the index, in which words of removed runs are only marked
+            await create_finished_run(store, make_header(f"{name}-{number}"))
+        await create_finished_run(store, make_header("gone", WORD))
+
+    def find_word():
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return WORD.encode() in bytes_of(path)
+
+    store = SQLiteStore(path)
+    await fill(store, "kept")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.delete, "gone")
+        tasks.start_soon(store.prune, 0.0)
+    assert not find_word()
+    await fill(store, "old")
+    await store._run_job(lambda backend: backend.prune(2e9, 0, 1_000, unread=True))  # and no more batch
+    await store.aclose()
+    store = SQLiteStore(path)
+    assert await store.prune(2e9) == 0
+    assert not find_word()
+    await store.aclose()
+
+
 async def test_compacting_empties_the_log(store, path):
     """The log still holds what was deleted, until it is written over, the last process closes it, or this."""
     await secretive(store)

@@ -640,7 +640,10 @@ class _SQLiteBackend(DatabaseFile):
     """Whether the open file has the words of runs, and SQLite can search them."""
 
     _has_removed: bool = attrs.field(default=False, init=False)
-    """Whether the transaction has removed runs, whose words are still in the index."""
+    """Whether the transaction has to take the words of removed runs out of the index."""
+
+    _left_words: bool = attrs.field(default=True, init=False)
+    """Whether words of removed runs may be in the index: of batches before, or of a process that was killed."""
 
     def _prepare(self, db: SQLiteConnection) -> None:
         """Check the file, create or upgrade its tables, and the index of words, if SQLite has full-text search."""
@@ -671,6 +674,7 @@ class _SQLiteBackend(DatabaseFile):
             yield
             if self._has_removed and self._searches_text:
                 self.execute(_REWRITE_WORDS)
+                self.after_commit(partial(setattr, self, "_left_words", False))
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -1012,12 +1016,13 @@ class _SQLiteBackend(DatabaseFile):
         values = {"before": before, "start": start, "read": None if unread else read}
         portion = self.execute(_SELECT_PRUNE_BATCH, {**values, "limit": limit}).fetchall()
         if not portion:
-            self._has_removed = start > 0  # once for all batches, also those of a call that was interrupted
+            self._has_removed |= self._left_words  # once for all batches, also those of a call that was interrupted
             return 0, -1
         (last,) = portion[-1]
         removable = self.execute(_SELECT_REMOVABLE, {**values, "last": last}).fetchall()
         old = [number for (number,) in removable]
         self._remove(old)
+        self._left_words |= bool(old)
         return len(old), last
 
     def _find_removable(self, ids: Iterable[str]) -> list[int]:
