@@ -482,7 +482,7 @@ class Tool(_ToolCache, Generic[P, R]):
         """Whether calls may start while the model is still streaming the reply that requests them."""
         if self.cost_usd is not None or self.sends_out:  # a reply that is dropped must cost and send nothing
             return False
-        return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
+        return self.read_only and not self.is_interactive and self.kind is ToolKind.DIRECT
 
     @cached
     def digest(self) -> str:

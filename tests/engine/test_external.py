@@ -61,6 +61,21 @@ async def test_a_question_waits_for_its_answer(store):
     await sound(agent, done)
 
 
+async def test_a_question_of_a_tool_that_only_reads_waits_while_the_reply_streams(store):
+    """No call of it starts early, which could only fail: nobody has been asked yet."""
+
+    @tool(external=True, read_only=True)
+    def ask_customer(question: str) -> str:
+        """Ask the customer."""
+        raise AssertionError
+
+    script = say("", call("ask_customer", question="Which account?"))
+    agent = Agent(ScriptedModel(script, "done"), tools=[ask_customer], store=store)
+    async with agent.stream("go") as stream:
+        _ = [event async for event in stream]
+    assert [item.tool for item in stream.run.pending] == ["ask_customer"]
+
+
 async def test_an_answer_may_be_that_it_failed(store):
     """The model reads an error, and it counts as one."""
     agent = asking(store, ASKED, say("done", expect="the user has left"))
