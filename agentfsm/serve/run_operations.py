@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import attrs
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from agentfsm._lib.concurrency import start_in_thread
 from agentfsm.agents.admission import admit, admit_answer
 from agentfsm.agents.agent_fields import new_id
-from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -273,7 +274,10 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     fork_id = new_id()
     if (key := request.headers.get("idempotency-key")) is not None:
         check_key(key)
-        fork_id, known = await gateway.find_keyed_run(owner, key)
+        fork_id, known = await gateway.find_keyed_run(caller, key)
+        if known is None and owner is not caller:  # the key is the caller's, and its fork is a run of the owner
+            with suppress(RunNotFoundError):
+                known = await gateway.runs.header(fork_id)
         if known is not None:
             is_same = (known.forked_from, known.withhold) == (header.id, body.withhold)
             if not is_same or body.at not in {None, known.forked_at} or (prompt or header.prompt) != known.prompt:

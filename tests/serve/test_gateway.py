@@ -504,6 +504,10 @@ async def test_a_fork_that_is_asked_for_again_is_the_first_one():
         assert (await client.post("/v1/runs", **start)).status_code == 409
         [copy] = [each for each in (await client.get("/v1/runs")).json()["runs"] if each["id"] != run["id"]]
         assert copy["id"] == made
+        admin = named("root", "", "admin")  # whose key is not that of the run's user
+        status, other = await fork(admin, at=1, withhold=True)
+        assert (status, await fork(admin, at=1, withhold=True)) == (201, (200, other))
+        assert (await fork(admin, at=1), await fork(named(), at=1, withhold=True)) == ((409, None), (200, made))
         await client.post(f"/v1/runs/{run['id']}/cancel", json={})
 
 

@@ -78,7 +78,7 @@ def test_a_schedule_is_paused_and_resumed(open_page, studio):
 
 def test_pages_that_are_not_there(open_page):
     """An unknown address says so; a page that the caller may not read is not in the navigation, and says so as well."""
-    page = open_page("#/nothing")
+    page = open_page("#/nothing%")
     expect(page.locator("h1")).to_have_text("There is no such page")
     for address in ("#/nothing", "#/runs/%E0%A4%A"):
         page.evaluate("address => location.hash = address", address)

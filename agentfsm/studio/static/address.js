@@ -1,5 +1,18 @@
 // The address of a page: what is chosen on it stands in its query, so that a refresh and a link show the same.
 
+/**
+ * Return a part of an address as it is meant; as it is written, if it is no valid encoding.
+ *
+ * @param {string} text
+ */
+export function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** Return the path of the page in the address, as "runs/ID", and its query. */
 export function readAddress() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");

@@ -1,5 +1,5 @@
 // The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
-import { readAddress } from "./address.js";
+import { decode, readAddress } from "./address.js";
 import { api, credentials } from "./api.js";
 import { permits, readCaller } from "./caller.js";
 import { every, fill, h } from "./dom.js";
@@ -22,15 +22,6 @@ function readRoute() {
   const { path, parameters } = readAddress();
   const [name, ...rest] = path.split("/");
   return { name, rest: rest.map(decode), parameters };
-}
-
-/** Return a part of an address as it was before its encoding; one that has none is left as it is. */
-function decode(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 // Where no page is, and where one is that the caller may not read.

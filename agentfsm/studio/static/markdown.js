@@ -37,11 +37,22 @@ export function outsideLink(address, ...content) {
   return h("a", { href: new URL(address).href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
+/** A link, and behind it the place to which it leads, unless it begins with that: letters of other scripts look alike. */
+function told(link) {
+  const address = link.getAttribute("href");
+  if (!address) return link;
+  const { protocol, host, pathname } = new URL(address);
+  const place = protocol === "mailto:" ? pathname : host;
+  const begin = protocol === "mailto:" ? place : `${protocol}//${host}`;
+  const text = link.textContent.replace(/^mailto:/, "");
+  return text === begin || ["/", "?", "#"].some((next) => text.startsWith(begin + next)) ? link : [link, h("span", { class: "soft" }, ` (${place})`)];
+}
+
 /** A picture that is shown when it is asked for: one within its address here, all others beside the studio. */
 export function picture(address, name) {
   const title = t("Picture: {name}", { name: name || t("without a name") });
   const [, type, data] = DATA_IMAGE.exec(address) ?? [];
-  if (!data) return outsideLink(address, title);
+  if (!data) return told(outsideLink(address, title));
   const host = h("span", { class: "picture" });
   const show = async () => {
     const bytes = Uint8Array.from(atob(data), (char) => char.charCodeAt(0));
@@ -58,8 +69,10 @@ function build(root, tokens) {
   const open = [root];
   for (const token of tokens) {
     const parent = open.at(-1);
-    if (token.nesting < 0) open.pop();
-    else if (token.nesting > 0) {
+    if (token.nesting < 0) {
+      open.pop();
+      if (token.type === "link_close") append(/** @type {Element} */ (open.at(-1)), [told(parent)]);
+    } else if (token.nesting > 0) {
       const element = token.hidden ? parent : begin(token); // a paragraph of a tight list has no element
       if (element !== parent) parent.append(element.localName === "table" ? h("div", { class: "scroll-x", tabindex: 0 }, element) : element);
       open.push(element);
@@ -77,7 +90,7 @@ function linkBare(text) {
   let end = 0;
   for (const found of text.matchAll(BARE)) {
     const address = trim(found[0]);
-    parts.push(text.slice(end, found.index), outsideLink(address, address));
+    parts.push(text.slice(end, found.index), told(outsideLink(address, address)));
     end = found.index + address.length;
   }
   return [...parts, text.slice(end)];

@@ -34,6 +34,17 @@ test("links open beside the studio, and only of the allowed kinds", () => {
   }
 });
 
+test("a link says where it leads, unless its text does", () => {
+  const said = (text) => markdown(text).textContent;
+  assert.equal(said("[https://bank.example](https://evil.example/?q=1)"), "https://bank.example (evil.example)");
+  assert.equal(said("https://p\u0430ypal.example"), "https://p\u0430ypal.example (xn--pypal-4ve.example)");
+  assert.equal(said("https://bank.example@evil.example"), "https://bank.example@evil.example (evil.example)");
+  assert.equal(said("[https://bank.example.org](https://bank.example)"), "https://bank.example.org (bank.example)");
+  assert.equal(said("[write](mailto:a@evil.example?body=x)"), "write (a@evil.example)");
+  assert.equal(said("![p](https://evil.example/p.png)"), "Picture: p (evil.example)");
+  for (const text of ["https://a.example/b?c", "https://a.example"]) assert.equal(said(text), text);
+});
+
 test("a bare address ends before the sentence does", () => {
   assert.deepEqual(links("See (https://a.example/b_(c)), or https://d.example."), [
     ["https://a.example/b_(c)", "https://a.example/b_(c)"], ["https://d.example", "https://d.example/"],
