@@ -81,7 +81,8 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
     """List the workers with their runs, the runs that wait for a worker or a time, and how long nothing happened."""
     now = await gateway.runs.store.now()
     where = Filter(tenant=caller.tenant or "", active_at=now, purpose="")
-    rows = [row for row in await gateway.runs.list(where, limit=MAX_ACTIVE) if await gateway.serves(row)]
+    active = await gateway.runs.list(where, limit=MAX_ACTIVE)
+    rows = [row for row in active if await gateway.serves(row)]
     workers: dict[str, list[dict[str, Any]]] = {}
     queue = []
     for row, document in zip(rows, await build_row_documents(gateway.runs.store, rows), strict=True):
@@ -94,9 +95,10 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
                 name = sha256(row.worker.encode()).hexdigest()[:_NAME_DIGITS]
             workers.setdefault(name, []).append(document | _describe_activity(row, now, reason))
     rest = attrs.evolve(where, active_at=now + LONGEST_REST_S)
+    resting = await gateway.runs.list(rest, limit=MAX_ACTIVE)
     sleepers = [
         row
-        for row in await gateway.runs.list(rest, limit=MAX_ACTIVE)
+        for row in resting
         if row.worker is None and not row.driven and row.ready_at is not None and row.ready_at > now
         if await gateway.serves(row)
     ]
@@ -109,7 +111,7 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
                 document | {"ready_at": row.ready_at}
                 for row, document in zip(sleepers, await build_row_documents(gateway.runs.store, sleepers), strict=True)
             ],
-            "is_whole": len(rows) < MAX_ACTIVE,
+            "is_whole": max(len(active), len(resting)) < MAX_ACTIVE,
             "followers": [attrs.asdict(each) for each in await gateway.runs.store.followers()]
             if caller.allows("admin") and caller.tenant is None
             else None,

@@ -66,6 +66,17 @@ async def test_evaluations_are_no_part_of_production():
         assert await listed("/v1/runs") == {started.json()["id"]}
 
 
+async def test_the_list_of_workers_says_that_it_is_cut(monkeypatch):
+    """Also if what was cut off gave way to runs of agents that are served elsewhere."""
+    monkeypatch.setattr("agentfsm.serve.administration.MAX_ACTIVE", 2)
+    store = MemoryStore()
+    agents = [Agent(ScriptedModel(), name=name, store=store) for name in ("here", "elsewhere")]
+    async with serving(agents[0], parallel=0) as client:
+        for agent, is_whole in ((agents[0], True), (agents[1], False), (agents[1], False)):
+            await agent.submit("hi", user="root")
+            assert (await client.get("/v1/workers")).json()["is_whole"] is is_whole
+
+
 async def test_a_key_names_one_run():
     """A repeated request returns the same run, whose id is in `Location`; another user may choose the same key."""
     async with serving(Agent(ScriptedModel(say("a"), say("b")), store=MemoryStore())) as client:
