@@ -34,13 +34,14 @@ from agentfsm.engine.execution.child_runs import (
 from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.execution.parent import Parent
 from agentfsm.engine.execution.unattended import cancel_child_run
-from agentfsm.engine.program_check import check_program, has_tool
+from agentfsm.engine.program_check import has_tool
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
+    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.ports.policies import PlanMaker
     from agentfsm.ports.store import Clock, Store
     from agentfsm.tools.registry import ToolRegistry
@@ -287,21 +288,16 @@ class _SubagentTool:
         """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
         return has_tool(self.agent.driver.config, name, seen)
 
-    async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
-        """Check that the agent can continue the child run of a call, and the runs below, with new names of tools.
-
-        Raises:
-            IncompatibleProgramError: if it cannot.
-        """
+    async def find_child(self, store: Store, caller: str, call_id: str) -> tuple[EngineConfig, Run] | None:
+        """Return the configuration of the agent and the child run of a call; None if it has none that is open."""
         config = self.agent.driver.config
         try:
             run = await load_child_run(store, caller, call_id)
         except RunNotFoundError:
-            return
+            return None
         if config.registry.sources:
             await config.registry.refresh()
-        if not run.is_over:
-            await check_program(config, store, run, renamed)
+        return None if run.is_over else (config, run)
 
     def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> RunnableAgent:
         """Return a variant of the agent with the parent's store and clock, within the limits of the call."""

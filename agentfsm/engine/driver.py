@@ -31,7 +31,7 @@ from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.engine.execution.tool_access import build_run_context
 from agentfsm.engine.execution.unattended import apply_stop_requests
-from agentfsm.engine.program_check import check_program, select_names
+from agentfsm.engine.program_check import check_program, find_changes, select_names
 from agentfsm.engine.step import run_steps
 from agentfsm.ports.store import Durability, Store
 from agentfsm.streaming.log import RunLogger
@@ -101,7 +101,7 @@ class Driver(Generic[A_co]):
                 if is_stored:
                     self.check_price()
                 await check_program(engine.for_run(journal.run.header), self.store, journal.run, options.renamed)
-                names = select_names(self.config, journal.run, options.renamed) if options.renamed else {}
+                names = select_names(self.config, journal.run, options.renamed)
                 self._record_resumption(engine, journal, resume=options.resume, renamed=names)
             drive = build_execution(engine, journal, self._take_ledger(journal.run), options)
             steps, claim = run_steps(drive, throttle), drive.answer_claim
@@ -244,11 +244,7 @@ class Driver(Generic[A_co]):
     ) -> None:
         """Record the end of a pause, a change of the agent, or new names of tools."""
         run = journal.run
-        fingerprint = engine.for_run(run.header).fingerprint
-        before = run.fingerprint or run.header.fingerprint
-        if run.header.parent is not None:  # its seconds are those that its call has left, so they always differ
-            before = attrs.evolve(before, config=fingerprint.config)
-        changes = fingerprint.changes_since(before)
+        fingerprint, changes = find_changes(engine, run)
         if changes:
             journal.log.warning("agent_changed", changes="; ".join(changes))
         if renamed or (resume if run.paused is not None else changes):

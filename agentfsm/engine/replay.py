@@ -28,6 +28,7 @@ from agentfsm.tokens.ledger import TokenLedger
 if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.ports.stored import StoredRun
 
 # The parts of a request that the two hashes cover.
 REQUEST_PARTS: Final = ("the agent: its model, instructions, tools, settings or planner", "the messages")
@@ -78,7 +79,11 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     Raises:
         RunNotFoundError: if the store has no such run.
     """
-    stored = await store.read(run_id)
+    return await replay_stored(config, store, await store.read(run_id), deps)
+
+
+async def replay_stored(config: EngineConfig, store: Store, stored: StoredRun, deps: Any = None) -> Replay:
+    """Replay a journal that was read already, as `replay` does."""
     run = begin_run(stored.header, await load_predecessor(store, stored.header))
     drive = build_replay(config, store, run, deps, TokenLedger(own_start=run.own_start))
     journal = drive.journal

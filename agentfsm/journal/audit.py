@@ -219,6 +219,9 @@ class _AuditBuilder:
                 self._update(event.call_id, informed_by=informed)
             case e.ToolFinished():
                 self._record_finish(event, run)
+            case e.Resumed(renamed=names) if names:  # the tool that acts is the new one
+                for call in (*[each.call for each in run.open], *[each.call for each in run.background.values()]):
+                    self._update(call.id, tool=call.name)
             case e.LimitReached() | e.Failed():  # they close the calls that are open
                 for record in self.records.values():
                     if record.ended_at is None:

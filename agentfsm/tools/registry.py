@@ -136,6 +136,9 @@ class ToolRegistry:
     prerequisite_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools listed in the `after` of any tool."""
 
+    replacements: Mapping[str, str] = attrs.field(factory=dict, init=False)
+    """Names of the tools with `replaces`, by the names that they replace."""
+
     sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
     """Sources of further tools, fetched by `refresh`."""
 
@@ -253,6 +256,8 @@ class ToolRegistry:
         self.conditional_tools |= {added.name} if added.enabled is not True else set()
         self.agent_tools |= {added.name} if added.inner_agent is not None else set()
         self.prerequisite_tools |= set(added.after)
+        if added.replaces:
+            self.replacements = {**self.replacements, **dict.fromkeys(added.replaces, added.name)}
         if added.background:
             self.background_tools |= {added.name}
             for each in (wait(), message_run(), cancel_run()):
@@ -282,6 +287,7 @@ class ToolRegistry:
         self.agent_tools -= {name}
         self.background_tools -= {name}
         self.prerequisite_tools = frozenset(other for each in self for other in each.after)
+        self.replacements = {old: new for old, new in self.replacements.items() if new != name}
         self.version += 1
         return removed
 

@@ -52,6 +52,7 @@ from agentfsm.tools.schema.binding import Arguments, BoundArguments
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON, ToolCall
+    from agentfsm.core.run import Run
     from agentfsm.tools.schema.binding import ToolSignature
 
 P = ParamSpec("P")
@@ -125,12 +126,8 @@ class InnerAgent(Protocol):
         """Return the version and the digest of the fingerprint of the agent; `seen` are the tools on the way."""
         ...
 
-    async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
-        """Check that this program can continue the child run of a call, and the runs below, with new names of tools.
-
-        Raises:
-            IncompatibleProgramError: if it cannot.
-        """
+    async def find_child(self, store: Store, caller: str, call_id: str) -> tuple[Any, Run[Any]] | None:
+        """Return the configuration of the agent and the child run of a call; None if it has none that is open."""
         ...
 
 
@@ -243,6 +240,12 @@ class Tool(_ToolCache, Generic[P, R]):
 
     after: tuple[str, ...] = ()
     """Names of tools whose earlier calls in the same reply must end before a call of this tool starts."""
+
+    replaces: tuple[str, ...] = ()
+    """Names of tools in place of which this one was written. An open run goes on with this tool where its calls, steps
+    and compensations of such a name have not started, unless its agent still has a tool of that name. The journal
+    records it, as `Resumed.renamed`. A call that has started never goes on as another tool.
+    """
 
     limit: int | None = None
     """Maximum of concurrent calls over all runs in this process, 1 or more. None: unlimited."""
@@ -568,6 +571,7 @@ class ToolDeclarations(TypedDict, total=False):
     concurrency_safe: bool | Callable[[Arguments], bool]
     locks: Callable[[Arguments], Iterable[Hashable]] | None
     after: Collection[str]
+    replaces: Collection[str]
     limit: int | None
     per_minute: int | None
     tags: Collection[str]
@@ -742,7 +746,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
-    **dict.fromkeys(("after", "tags"), _STRINGS),
+    **dict.fromkeys(("after", "replaces", "tags"), _STRINGS),
     "answer_expires_s": ValueRule(
         fits=lambda value: callable(value) or NOT_NEGATIVE.fits(value),
         wanted="a finite number, 0 or more, or a function",

@@ -303,7 +303,7 @@ def _permits_run(execution: Execution, entry: OpenCall, row: PostedItem) -> bool
         return (
             entry.phase is Phase.AWAITING_APPROVAL
             and row.item.digest == entry.digest
-            and not _has_changed(execution.config, entry)
+            and not has_changed(execution.config, entry)
         )
     if isinstance(row.item, GiveInput):
         return entry.phase is Phase.PAUSED and row.item.digest == entry.pending[0].digest
@@ -336,7 +336,7 @@ async def _resolve_open_call(
             return e.ToolFinished(
                 result=_build_rejection(entry, "not run: a person was asked, and no answer came in time.")
             )
-        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_changed(execution.config, entry):
+        case Phase.AWAITING_APPROVAL, _ if row is not None or has_changed(execution.config, entry):
             return _request_decision_again(execution, entry, row, now)
         case Phase.PAUSED, None:
             return _resolve_wait(entry, arrived)
@@ -606,7 +606,7 @@ def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall
     return None if check_permitted(execution, tool, bound) is not None else tool.to_namespace(bound)
 
 
-def _has_changed(config: EngineConfig, entry: OpenCall) -> bool:
+def has_changed(config: EngineConfig, entry: OpenCall) -> bool:
     """Return whether a person would be shown something else about the call than when asked."""
     tool = config.find_tool(entry.call.name)
     return (

@@ -76,7 +76,7 @@ async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: Queue
         return e.ToolFinished(result=result, by="on_unknown")
     if policy == "rerun":
         return None
-    changed = tool is not None and _has_other_parameters(entry, tool)
+    changed = tool is not None and has_other_parameters(entry, tool)
     return e.ToolLost(call_id=call.id, reason=_CHANGED_PARAMETERS if changed else "")
 
 
@@ -137,12 +137,12 @@ async def find_outcome(execution: Execution, entry: OpenCall, tool: Tool[..., An
             return present
         recorded = "rerun" if recorded == "check" else recorded
     strictest = stricter_policy(recorded, present)
-    if strictest == "rerun" and _has_other_parameters(entry, tool):
+    if strictest == "rerun" and has_other_parameters(entry, tool):
         return "ask"
     return "ask" if strictest == "check" else strictest  # the function is gone
 
 
-def _has_other_parameters(entry: OpenCall, tool: Tool[..., Any]) -> bool:
+def has_other_parameters(entry: OpenCall, tool: Tool[..., Any]) -> bool:
     """Return whether a repetition under the same key might be another order: other defaults, more or fewer parameters.
 
     Repeating a call that only reads, or going on with the run of an agent, is none.
