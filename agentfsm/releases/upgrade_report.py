@@ -26,6 +26,7 @@ VERDICTS: Final[Mapping[UpgradeVerdict, str]] = {
     UpgradeVerdict.ATTENTION: "go on, and a person is asked about a call, or a call or step is not carried out",
     UpgradeVerdict.REFUSED: "are refused: they wait for the release that began them",
 }
+_ORDER: Final = tuple(UpgradeVerdict)
 # Runs that a report lists unless told otherwise.
 LISTED_RUNS: Final = 20
 
@@ -57,9 +58,8 @@ class UpgradeReport(Value):
     @property
     def changed(self) -> tuple[RunUpgrade, ...]:
         """The runs with a difference, the worst first."""
-        order = tuple(reversed(UpgradeVerdict))
         found = [run for run in self.runs if run.changes]
-        return tuple(sorted(found, key=lambda run: order.index(run.verdict)))
+        return tuple(sorted(found, key=lambda run: -_ORDER.index(run.verdict)))
 
     @property
     def is_smooth(self) -> bool:
@@ -68,14 +68,15 @@ class UpgradeReport(Value):
         return not (counted[UpgradeVerdict.ATTENTION] or counted[UpgradeVerdict.REFUSED])
 
     def count_changes(self) -> list[tuple[UpgradeChange, int]]:
-        """Return each difference once, as the newest run has it, with the number of runs that have it, most first."""
+        """Return each difference once, as the newest run has it, with the number of runs that have it, the worst first."""
         first: dict[tuple[str, str], UpgradeChange] = {}
         counted = Counter[tuple[str, str]]()
         for run in self.runs:
             own = {(each.kind, each.text): each for each in reversed(run.changes)}
             first = own | first
             counted.update(own.keys())
-        return [(first[key], number) for key, number in counted.most_common()]
+        found = [(first[key], number) for key, number in counted.most_common()]
+        return sorted(found, key=lambda each: -_ORDER.index(each[0].verdict))
 
     def to_dict(self, *, limit: int | None = LISTED_RUNS, offset: int = 0) -> dict[str, Any]:
         """Return the report as JSON values, with `limit` of its changed runs from `offset` on; None for all of them."""
