@@ -62,7 +62,8 @@ def select_names(config: EngineConfig, run: Run[Any], renamed: Mapping[str, str]
         if config.find_tool(f"compensate_{new}") is not None:  # named after its step
             names.setdefault(f"compensate_{old}", f"compensate_{new}")
     after = run.apply(Resumed(renamed=names)) if names else run
-    return names if (after.open, after.plan) != (run.open, run.plan) else {}
+    is_used = (after.open, after.plan, after.background) != (run.open, run.plan, run.background)
+    return names if is_used else {}
 
 
 def has_tool(config: EngineConfig, name: str, seen: tuple[object, ...] = ()) -> bool:

@@ -12,8 +12,8 @@ from agentfsm.agents.runs import Runs
 from agentfsm.core.errors import AgentError, RunNotFoundError
 from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.core.value import Value
-from agentfsm.engine.upgrade_check import RunUpgrade, UpgradeChange, UpgradeVerdict, compare_run
 from agentfsm.ports.store import Filter
+from agentfsm.releases.upgrade_check import RunUpgrade, UpgradeChange, UpgradeVerdict, compare_run
 
 if TYPE_CHECKING:
     from agentfsm.agents.runnable_agent import RunnableAgent
@@ -68,7 +68,7 @@ class UpgradeReport(Value):
         return not (counted[UpgradeVerdict.ATTENTION] or counted[UpgradeVerdict.REFUSED])
 
     def count_changes(self) -> list[tuple[UpgradeChange, int]]:
-        """Return each difference once, as the newest run has it, with the number of runs that have it, the worst first."""
+        """Return each difference as the newest run has it, with the number of runs that have it, the worst first."""
         first: dict[tuple[str, str], UpgradeChange] = {}
         counted = Counter[tuple[str, str]]()
         for run in self.runs:

@@ -287,6 +287,53 @@ async def test_a_call_that_has_not_started_goes_on_as_the_tool_that_replaces_its
     assert (record.tool, record.status, record.approved_by) == ("pay_v2", "done", "ann")
 
 
+async def test_steps_and_agents_that_replace_others(store):
+    """A step with its results and its compensation goes on, and so does the run of an agent in the background."""
+
+    @step(requires_approval=True, read_only=True)
+    async def gate() -> str:
+        return "open"
+
+    @step(depends_on=["gate"])
+    async def charge(gate: str) -> str:
+        return gate
+
+    @step(depends_on=["gate"], replaces=("charge",))
+    async def charge_card(gate: str) -> str:
+        return f"card {gate}"
+
+    @step(depends_on=["charge"])
+    async def ship(charge: str) -> str:
+        return charge
+
+    @step(name="ship", depends_on=["charge_card"])
+    async def ship_card(charge_card: str) -> str:
+        return f"shipped {charge_card}"
+
+    old = Flow([gate, charge, ship], name="shop", store=store)
+    await old.run({}, id="f1")
+    new = Flow([gate, charge_card, ship_card], name="shop", store=store)
+    report, _ = await foresee(new)
+    assert report.is_smooth
+    await old.approve("f1", "p1.1")
+    await new.worker(until_idle=True)
+    assert json.loads((await new.load("f1")).output) == {"ship": "shipped card open"}
+
+    def build(*replies, **options):
+        helper = Agent(ScriptedModel(*replies), tools=[pay], name="helper")
+        model = ScriptedModel(say("", call("helper", query="Pay.")), "It works.", "done")
+        return Agent(model, tools=[helper.as_tool(background=True, **options)], name="boss", store=store)
+
+    boss = build(say("", call("pay", cents=5)))
+    await boss.run("Go.", id="r1")
+    other = build("paid", name="clerk", replaces=("helper",)).with_(model=ScriptedModel("done"))
+    report, found = await foresee(other)
+    assert report.is_smooth, found
+    await other.approve("r1.t1.0", "t1.0")
+    run = await other.resume("r1")
+    assert (run.output, [each.call.name for each in run.background.values()]) == ("done", ["clerk"])
+
+
 async def test_a_tool_that_is_still_there_keeps_its_calls(store):
     """Both tools may stand side by side, while old runs end."""
     old = Agent(ask_for(call("pay", cents=5)), tools=[pay], name="clerk", store=store)

@@ -232,7 +232,12 @@ const STEPS = {
     note(view, version, "pause", [event.by, event.message].filter(Boolean).join(": "));
   },
   Resumed(view, event, version) {
-    note(view, version, "resume", (event.changes ?? []).join("; "));
+    const renamed = event.renamed ?? {};
+    const names = Object.entries(renamed).map(([before, now]) => `${before} → ${now}`);
+    note(view, version, "resume", [...(event.changes ?? []), ...names].join("; "));
+    for (const call of view.calls.values()) {
+      if (!call.starts.length && !call.result) call.name = renamed[call.name] ?? call.name;
+    }
   },
   LimitReached(view, event, version) {
     closeCalls(view, event.at);

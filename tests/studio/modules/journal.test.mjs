@@ -57,6 +57,15 @@ test("a call with its edit, its wait and its result", () => {
   assert.deepEqual(found.waits, [{ kind: "asked", from: 12, to: 20 }]);
 });
 
+test("a call that had not started goes on as the tool that replaces its own", () => {
+  const resumed = { is: "Resumed", at: 13, changes: ["tool pay is gone"], renamed: { pay: "pay_v2" } };
+  const early = fold(read([...EVENTS.slice(0, 3), resumed]), 4, "Pay");
+  assert.equal(early.calls.get("t1.0").name, "pay_v2");
+  assert.equal(early.entries.at(-1).text, "tool pay is gone; pay → pay_v2");
+  const late = fold(read([...EVENTS.slice(0, 5), resumed]), 6, "Pay");
+  assert.equal(late.calls.get("t1.0").name, "pay");
+});
+
 test("a version is the run as it was then", () => {
   const view = fold(read(), 3, "Pay");
   assert.deepEqual([view.state, view.stop, view.calls.get("t1.0").status], ["act", null, "asked"]);
