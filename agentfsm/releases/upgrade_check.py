@@ -165,7 +165,7 @@ async def compare_run(config: EngineConfig, store: Store, run_id: str, deps: Any
     changes += [_describe_obstacle(run, each) for each in list_obstacles(config, run)]
     is_asked = any(entry.phase is Phase.AWAITING_APPROVAL for entry in run.open)
     posts = await store.inbox(run_id) if is_asked else ()
-    approved = {row.item.call_id: row.item.by for row in posts if isinstance(row.item, Approve)}
+    approved = {row.item.call_id: row.item for row in posts if isinstance(row.item, Approve)}
     for entry in run.open:
         if entry.phase is not Phase.FINISHED and not entry.call.invented:
             changes += _compare_call(config, run, entry, approved)
@@ -216,7 +216,7 @@ def _describe_obstacle(run: Run[Any], obstacle: Obstacle) -> UpgradeChange:
 
 
 def _compare_call(
-    config: EngineConfig, run: Run[Any], entry: OpenCall, approved: Mapping[str, str]
+    config: EngineConfig, run: Run[Any], entry: OpenCall, approved: Mapping[str, Approve]
 ) -> Iterator[UpgradeChange]:
     """Yield the differences that the tool of an open call makes to it."""
     call, name = entry.call, entry.call.name
@@ -225,8 +225,10 @@ def _compare_call(
         if is_new_step(run, entry) and not entry.lacks_tool:
             yield _build_change(run, "step", f"the step {name!r} is gone: it waits for a person", call.id)
         return
-    if call.malformed is not None or entry.phase is Phase.OUTCOME_UNKNOWN:  # not run, or a person decides
+    is_decided = call.malformed is not None or entry.phase is Phase.OUTCOME_UNKNOWN  # it is not run by itself
+    if is_decided or (entry.phase is Phase.PAUSED and tool.waits_for is not None):  # or its result comes from outside
         return
+    edited = None if (approval := approved.get(call.id)) is None else approval.arguments
     fate = "a person settles it" if entry.may_have_acted else "it is not run, and the model is told"
     if find_other_kind(run, entry, tool):
         was, now = ("agent", "function") if entry.kind is ToolKind.AGENT else ("function", "agent")
@@ -238,8 +240,11 @@ def _compare_call(
     elif (is_admitted := _is_admitted(run, entry)) and not _is_permitted(config, run, tool, call):
         text = f"an open call of {name!r} is not permitted any more: {fate}"
         yield _build_change(run, "permission", text, call.id)
+    elif edited is not None and not _fits(tool, edited):
+        text = f"the arguments of a call, as a person has edited them, do not fit {name!r}: the person is asked again"
+        yield _build_change(run, "approval", text, call.id)
     elif entry.phase is Phase.AWAITING_APPROVAL and has_changed(config, entry):
-        fate = "the approval does not hold, and " if call.id in approved else ""
+        fate = "" if approval is None else "the approval does not hold, and "
         text = f"a person would be shown something else about a call of {name!r}: {fate}the person is asked again"
         yield _build_change(run, "approval", text, call.id)
     elif is_admitted and _is_unapproved(config, entry, tool):

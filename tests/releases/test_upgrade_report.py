@@ -5,11 +5,12 @@ import json
 import attrs
 import pytest
 
-from agentfsm import Agent, Limits, Permissions, Settings, tool
+from agentfsm import Agent, Limits, Permissions, Runs, Settings, tool
 from agentfsm.core import events as e
 from agentfsm.flow import Flow, step
 from agentfsm.planning import Planner
 from agentfsm.releases import UpgradeReport, UpgradeVerdict, check_upgrade
+from agentfsm.scripts import Script
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import Wrapped
@@ -229,6 +230,44 @@ async def test_sub_agents(store, background):
     assert ("tool_gone", "the tool 'pay' of an open call is gone") in found
     _, found = await foresee(build(has_helper=False))
     assert "agent_gone" in [kind for kind, _ in found]
+
+
+async def test_a_script_and_a_result_from_outside(store):
+    """The calls of a script are those of a run below; a result from outside needs no arguments."""
+
+    @tool(external=True)
+    async def sign(page: int) -> str:
+        """Sign."""
+        raise AssertionError
+
+    @tool(external=True, name="sign")
+    async def sign_somewhere(page: int, where: str) -> str:
+        """Sign."""
+        raise AssertionError
+
+    calls = (call("run_python", code="pay(cents=5)"), call("sign", page=1))
+    agent = Agent(ask_for(*calls), tools=[Script(pay), sign], name="clerk", store=store)
+    await agent.run("Pay.", id="r1")
+    report, found = await foresee(agent)
+    assert (found, report.runs[0].checked) == ([], 2)
+    report, _ = await foresee(agent, tools=[Script(pay), sign_somewhere])
+    assert report.is_smooth
+    await agent.approve("r1.t1.0", "t1.0", arguments={"cents": 4})
+    report, found = await foresee(agent, tools=[Script(pay_somebody), sign])
+    assert "arguments" in [kind for kind, _ in found]
+
+
+async def test_an_approval_with_edited_arguments(store):
+    """They have to fit as well."""
+    agent = Agent(ask_for(call("pay", cents=5)), tools=[pay], name="clerk", store=store)
+    await agent.run("Pay.", id="r1")
+    await Runs(store).approve("r1", "t1.0", arguments={"cents": 4, "to": "Bob"})
+    assert (await foresee(agent))[1] == [
+        (
+            "approval",
+            "the arguments of a call, as a person has edited them, do not fit 'pay': the person is asked again",
+        )
+    ]
 
 
 async def test_runs_that_cannot_be_read_are_named(store):
