@@ -77,7 +77,8 @@ CHANGES: Final[Mapping[str, UpgradeVerdict]] = {
     "format": UpgradeVerdict.REFUSED,
     "unreadable": UpgradeVerdict.REFUSED,
 }
-_WORST: Final = tuple(UpgradeVerdict)
+ORDER: Final = tuple(UpgradeVerdict)
+"""The verdicts, the worst last."""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +125,7 @@ class RunUpgrade(Value):
     @property
     def verdict(self) -> UpgradeVerdict:
         """The worst of the verdicts of the changes."""
-        return max([each.verdict for each in self.changes], key=_WORST.index, default=UpgradeVerdict.SAME)
+        return max([each.verdict for each in self.changes], key=ORDER.index, default=UpgradeVerdict.SAME)
 
 
 async def compare_run(config: EngineConfig, store: Store, run_id: str, deps: Any = None) -> RunUpgrade:

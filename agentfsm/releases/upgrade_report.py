@@ -13,7 +13,7 @@ from agentfsm.core.errors import AgentError, RunNotFoundError
 from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter
-from agentfsm.releases.upgrade_check import RunUpgrade, UpgradeChange, UpgradeVerdict, compare_run
+from agentfsm.releases.upgrade_check import ORDER, RunUpgrade, UpgradeChange, UpgradeVerdict, compare_run
 
 if TYPE_CHECKING:
     from agentfsm.agents.runnable_agent import RunnableAgent
@@ -26,7 +26,6 @@ VERDICTS: Final[Mapping[UpgradeVerdict, str]] = {
     UpgradeVerdict.ATTENTION: "go on, and a person is asked about a call, or a call or step is not carried out",
     UpgradeVerdict.REFUSED: "are refused: they wait for the release that began them",
 }
-_ORDER: Final = tuple(UpgradeVerdict)
 # Runs that a report lists unless told otherwise.
 LISTED_RUNS: Final = 20
 
@@ -59,7 +58,7 @@ class UpgradeReport(Value):
     def changed(self) -> tuple[RunUpgrade, ...]:
         """The runs with a difference, the worst first."""
         found = [run for run in self.runs if run.changes]
-        return tuple(sorted(found, key=lambda run: -_ORDER.index(run.verdict)))
+        return tuple(sorted(found, key=lambda run: -ORDER.index(run.verdict)))
 
     @property
     def is_smooth(self) -> bool:
@@ -76,7 +75,7 @@ class UpgradeReport(Value):
             first = own | first
             counted.update(own.keys())
         found = [(first[key], number) for key, number in counted.most_common()]
-        return sorted(found, key=lambda each: -_ORDER.index(each[0].verdict))
+        return sorted(found, key=lambda each: -ORDER.index(each[0].verdict))
 
     def to_dict(self, *, limit: int | None = LISTED_RUNS, offset: int = 0) -> dict[str, Any]:
         """Return the report as JSON values, with `limit` of its changed runs from `offset` on; None for all of them."""

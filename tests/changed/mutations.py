@@ -61,8 +61,9 @@ def _replace(owner: Any, old: Any, new: Any) -> Any:
 
 
 def renamed(_names: Names, unit: Unit) -> Unit | None:
-    """Another name, for the same effect."""
-    return attrs.evolve(unit, name=f"{unit.name}r")
+    """Another name, for the same effect; of every other unit, it is declared."""
+    replaces = (unit.name, *unit.replaces) if int(unit.id[1:]) % 2 else unit.replaces
+    return attrs.evolve(unit, name=f"{unit.name}r", replaces=replaces)
 
 
 def retyped(_names: Names, unit: Unit) -> Unit | None:

@@ -63,6 +63,8 @@ class Unit:
     # Whether its breaker is open.
     rule: str = ""
     # What a guard says: "ask" or "refuse".
+    replaces: tuple[str, ...] = ()
+    # Names that it had before.
     denied: bool = False
     fails: bool = False
     # Whether it raises in place of its effect.
@@ -270,6 +272,8 @@ def _build_planner(program: Program, world: World) -> Planner:
 def _declare(unit: Unit) -> dict[str, Any]:
     """Return the options that tools and steps of each kind have."""
     options: dict[str, Any] = {"requires_approval": unit.asks, "enabled": unit.enabled}
+    if unit.replaces:
+        options["replaces"] = unit.replaces
     if unit.on_unknown and not unit.read_only:
         options["on_unknown"] = unit.on_unknown
     if not unit.valid:
