@@ -100,8 +100,9 @@ class Driver(Generic[A_co]):
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                await check_program(engine.for_run(journal.run.header), self.store, journal.run, options.renamed)
-                names = select_names(self.config, journal.run, options.renamed)
+                own = engine.for_run(journal.run.header)
+                await check_program(own, self.store, journal.run, options.renamed)
+                names = select_names(own, journal.run, options.renamed)
                 self._record_resumption(engine, journal, resume=options.resume, renamed=names)
             drive = build_execution(engine, journal, self._take_ledger(journal.run), options)
             steps, claim = run_steps(drive, throttle), drive.answer_claim
