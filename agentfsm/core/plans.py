@@ -528,7 +528,7 @@ def read_content(content: str) -> JSON:
     """Return the value of a result: what its JSON says, or its text if it is none."""
     try:
         value: JSON = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):  # it may be nested too deep
         return content
     return value
 

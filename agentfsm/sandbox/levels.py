@@ -31,7 +31,8 @@ MAX_OUTPUT_BYTES: Final = 64 << 10
 # Seconds that a trial of a sandbox may take.
 _TRIAL_S: Final = 20
 _HOME: Final = "/tmp"  # noqa: S108  a private tmpfs in memory
-# Environment of each process of a sandbox. Allocators and libraries would reserve address space for each thread.
+# Environment of each process of a sandbox. Allocators and libraries would reserve address space for each thread, and
+# the order of a set would be another in each process.
 BASE_ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": _HOME,
@@ -40,6 +41,7 @@ BASE_ENVIRONMENT: Final = {
     "MALLOC_ARENA_MAX": "2",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
 }
 # Loads files of this package without the package itself, whose import would take longer than most calls.
 _START: Final = """
@@ -143,7 +145,15 @@ def _try(given: bytes) -> dict[str, Any]:
 
 def supervisor_command() -> list[str]:
     """Return the command of a supervisor, without its last argument: the number of the proxy's socket."""
-    return [sys.executable, "-I", "-S", "-B", "-c", _START.format(folder=str(PACKAGE_FOLDER), module="supervisor")]
+    return [
+        sys.executable,
+        "-P",
+        "-s",
+        "-S",
+        "-B",
+        "-c",
+        _START.format(folder=str(PACKAGE_FOLDER), module="supervisor"),
+    ]
 
 
 def encode_input(spec: Mapping[str, Any], request: Mapping[str, Any]) -> bytes:
@@ -196,6 +206,6 @@ def _build_command(program: str, mounts: Sequence[Mount]) -> list[str]:
         *("--dev", "/dev", *size, "/dev/shm", *size, _HOME),  # noqa: S108  its own
         *bubblewrap.build_mount_options(mounts),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--"),
-        *(str(Path(sys.executable).resolve()), "-I", "-S", "-B", "-c"),
+        *(str(Path(sys.executable).resolve()), "-P", "-s", "-S", "-B", "-c"),
         _START.format(folder=str(PACKAGE_FOLDER), module="function_call"),
     ]

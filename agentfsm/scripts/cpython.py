@@ -11,7 +11,7 @@ from agentfsm.core.validation import require_type
 from agentfsm.core.value import Value
 from agentfsm.ports.tool_sandbox import SandboxEnd
 from agentfsm.sandbox import Sandbox
-from agentfsm.sandbox.process.python_code import run_script
+from agentfsm.sandbox.process.python_code import MAX_PRINTED_CHARS, run_script
 from agentfsm.scripts.interpreter import ScriptCall, ScriptEnd, ScriptSource, ScriptStep
 
 
@@ -58,7 +58,22 @@ class CPython(Value):
             raise ModelUnavailableError(f"no script can be run: {outcome.error}")
         if outcome.end is not SandboxEnd.DONE:
             return ScriptStep(calls=(), end=ScriptEnd(error=outcome.error))
-        found = outcome.value
-        calls = tuple([ScriptCall(**call) for call in found["calls"]])
-        end = None if found["end"] is None else ScriptEnd(**found["end"])
-        return ScriptStep(calls=calls, printed=found["printed"], end=end)
+        try:
+            return _read_step(outcome.value)
+        except (TypeError, ValueError, LookupError):
+            return ScriptStep(calls=(), end=ScriptEnd(error="the script has changed what runs it, so it was ended"))
+
+
+def _read_step(found: Any) -> ScriptStep:
+    """Return the step that the process has written, which the script may have forged.
+
+    Raises:
+        TypeError, ValueError, LookupError: if it is none.
+    """
+    calls = [
+        ScriptCall(tool=str(each["tool"]), arguments=dict(each["arguments"]), line=int(each["line"]))
+        for each in found["calls"]
+    ]
+    error = None if found["end"] is None or found["end"]["error"] is None else str(found["end"]["error"])
+    end = None if found["end"] is None else ScriptEnd(value=found["end"]["value"], error=error)
+    return ScriptStep(calls=tuple(calls), printed=str(found["printed"])[: 2 * MAX_PRINTED_CHARS], end=end)

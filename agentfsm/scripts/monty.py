@@ -103,7 +103,7 @@ class _Execution:
         tool = SLEEP if snapshot.is_os_function else name
         try:
             arguments = bind_call(tool, self.source.parameters, snapshot.args, snapshot.kwargs)
-        except (NameError, TypeError, ValueError) as error:
+        except (NameError, TypeError, ValueError, RecursionError) as error:
             return partial(snapshot.resume, {"exception": error})
         number = len(self.calls)
         before = self.source.code.encode()[: snapshot.position.start]

@@ -13,18 +13,30 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.header import short_hash
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import JSON, AssistantMessage, ErrorType, Outcome, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import (
+    JSON,
+    AssistantMessage,
+    ErrorType,
+    NativeReply,
+    Outcome,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from agentfsm.core.plans import read_content
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.core.value import Value
 from agentfsm.ports.model import Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.sandbox.process.python_code import SLEEP
 from agentfsm.scripts.interpreter import Answer, Interpreter, ScriptCall, ScriptEnd, ScriptSource, ScriptStep
 from agentfsm.scripts.monty import Monty
-from agentfsm.scripts.stubs import find_return_hint, list_parameters, write_stub
+from agentfsm.scripts.stubs import list_parameters, name_in_script, returns_text, write_stub
 from agentfsm.tools.queue.result_json import encode_value
+from agentfsm.tools.queue.result_text import NO_OUTPUT
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool, ToolDeclarations, make_tool
 
@@ -36,6 +48,9 @@ MAX_STUB_CHARS: Final = 8_000
 _MAX_FOUND: Final = 10
 # Characters of the value of a script.
 _MAX_RESULT_CHARS: Final = 100_000
+# Characters of its error.
+_MAX_ERROR_CHARS: Final = 4_000
+_HASH_DIGITS: Final = 16
 MAX_SLEEP_S: Final = 300.0
 # For limits that are those of the caller's run.
 _UNLIMITED: Final = 10**12
@@ -88,7 +103,7 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
         **options: Further declarations, as for `tool`.
 
     Raises:
-        MisuseError: if there are no tools, or a name or a number is out of range.
+        MisuseError: if there are no tools, one works in the background, or a name or a number is out of range.
     """
     COUNT.check("Script", "calls", calls)
     SECONDS.check("Script", "timeout_s", timeout_s)
@@ -98,6 +113,11 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
         raise MisuseError(f"Script(interpreter={interpreter!r}) is no interpreter: it has no {', '.join(missing)}")
     chosen = Monty() if interpreter is None else interpreter
     registry = ToolRegistry.of(tools)
+    if later := [each.name for each in registry if each.background]:
+        raise MisuseError(
+            f"Script() cannot have {', '.join(later)}: a script reads the results of its calls, and those of a tool in "
+            "the background come later. Give it a tool without background=True"
+        )
     stubs = {each.name: write_stub(each) for each in registry}
     has_more = bool(registry.sources) or sum(map(len, stubs.values())) > MAX_STUB_CHARS
     listed = _take(stubs.values(), MAX_STUB_CHARS)
@@ -195,61 +215,98 @@ class ScriptModel(Model):
         if request.run is None:
             raise ModelError("a script needs a run, which has its code and its calls")
         done = _list_calls(request.run)
-        source = self._build_source(request, request.run, [result for _call, result in done])
+        names = {name_in_script(each.name): each for each in request.tools} | {
+            each.name: each for each in request.tools
+        }
+        source = _build_source(request.run, done, {name: list_parameters(each) for name, each in names.items()})
         step = await self.interpreter.advance(source)
         new, end = step.calls[len(done) :], step.end
         if end is not None and end.error is not None and len(step.calls) < len(done):
-            names = ", ".join(call.name for call, _result in done)
-            end = ScriptEnd(
-                error=f"{end.error}\n(when it was run again with the results of its calls, which are done: {names})"
-            )
+            made = ", ".join(each.call.name for each in done)
+            note = f"(when it was run again with the results of its calls, which are done: {made})"
+            end = ScriptEnd(error=f"{_shorten(end.error)}\n{note}")
         else:
-            _check_calls(step, [call for call, _result in done])
+            _check_calls(step, done)
         if end is None and not new:
             end = ScriptEnd(error="the script waits for something that is no call of a tool")
         elif end is None and len(step.calls) > self.calls:
             line = f"line {step.calls[self.calls].line}"
             end = ScriptEnd(error=f"the script has made {self.calls} calls, which is the maximum; {line} makes another")
         elif end is not None and new and end.error is None:
-            names = ", ".join(f"{call.tool} in line {call.line}" for call in new)
-            end = ScriptEnd(value=end.value, error=f"these calls were not made, since they were not awaited: {names}")
+            unmade = ", ".join(f"{call.tool} in line {call.line}" for call in new)
+            end = ScriptEnd(value=end.value, error=f"these calls were not made, since they were not awaited: {unmade}")
         if end is not None:
             return Reply(text=_write_end(step, end), usage=Usage(), finish_reason=FinishReason.STOP)
         proposed = [
             ProposedCall(
-                id=f"s{number}", name=call.tool, arguments=json.dumps(dict(call.arguments), ensure_ascii=False)
+                id=f"s{number}",
+                name=names[call.tool].name if call.tool in names else call.tool,
+                arguments=json.dumps(dict(call.arguments), ensure_ascii=False),
             )
             for number, call in enumerate(new, len(done))
         ]
-        return Reply(calls=tuple(proposed), usage=Usage(), finish_reason=FinishReason.TOOL_CALLS)
+        known = {
+            "started_at": source.started_at,
+            "seed": source.seed,
+            "calls": [_hash_call(call) for call in new],
+            "texts": [self._returns_text(each.name) for each in proposed],
+        }
+        native = NativeReply(provider=self.name, content=json.dumps(known))
+        return Reply(calls=tuple(proposed), usage=Usage(), finish_reason=FinishReason.TOOL_CALLS, native=native)
 
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  an interpreter costs nothing
         """Return 0."""
         return 0.0
 
-    def _build_source(self, request: Request, run: Run[Any], results: Sequence[ToolResult]) -> ScriptSource:
-        code = next(message.text for message in run.messages if isinstance(message, UserMessage))
-        return ScriptSource(
-            code=code,
-            parameters={each.name: list_parameters(each) for each in request.tools},
-            answers=tuple([_build_answer(each, is_text=self._returns_text(each.tool)) for each in results]),
-            has_await=_has_await(code),
-            started_at=run.header.created_at,
-            seed=run.header.nonce or run.id,
-        )
-
     def _returns_text(self, name: str) -> bool:
         """Return whether the function of a tool is annotated to return a text."""
         if name not in self._texts and (tool := self.registry.get(name)) is not None:
-            self._texts[name] = find_return_hint(tool) is str
+            self._texts[name] = returns_text(tool)
         return self._texts.get(name, False)
 
 
-def _build_answer(result: ToolResult, *, is_text: bool) -> Answer:
-    if result.outcome is not Outcome.DONE:
-        kind = _ERROR_KINDS.get(result.error_type, "RuntimeError")
-        return Answer(error=result.content, error_kind=kind, at=result.completed_at)
-    return Answer(value=result.content if is_text else read_content(result.content), at=result.completed_at)
+@attrs.frozen(kw_only=True)
+class _DoneCall(Value):
+    """A call of the script that has a result."""
+
+    call: ToolCall
+    """The call, with the arguments of the person who has edited them, if one has."""
+
+    hash: str
+    """Hash of the call as the script has made it."""
+
+    is_text: bool
+    """Whether its result is a text."""
+
+    result: ToolResult
+    """Its result."""
+
+    def build_answer(self) -> Answer:
+        """Return the result as the script reads it."""
+        result = self.result
+        if result.outcome is not Outcome.DONE:
+            is_rejected = result.outcome is Outcome.REJECTED
+            kind = "PermissionError" if is_rejected else _ERROR_KINDS.get(result.error_type, "RuntimeError")
+            return Answer(error=result.content, error_kind=kind, at=result.completed_at)
+        if result.content == NO_OUTPUT:
+            return Answer(at=result.completed_at)
+        value = result.content if self.is_text else read_content(result.content)
+        return Answer(value=value, at=result.completed_at)
+
+
+def _build_source(run: Run[Any], done: Sequence[_DoneCall], parameters: Mapping[str, tuple[str, ...]]) -> ScriptSource:
+    code = next(message.text for message in run.messages if isinstance(message, UserMessage))
+    # A fork of the run goes on with what the script began with.
+    own: Mapping[str, Any] = {"started_at": run.header.created_at, "seed": run.header.nonce or run.id}
+    first = next(map(_read_native, _list_replies(run)), own)
+    return ScriptSource(
+        code=code,
+        parameters=parameters,
+        answers=tuple([each.build_answer() for each in done]),
+        has_await=_has_await(code),
+        started_at=first["started_at"],
+        seed=first["seed"],
+    )
 
 
 def _has_await(code: str) -> bool:
@@ -260,29 +317,53 @@ def _has_await(code: str) -> bool:
     return any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in found)
 
 
-def _list_calls(run: Run[Any]) -> list[tuple[ToolCall, ToolResult]]:
+def _list_replies(run: Run[Any]) -> list[AssistantMessage]:
+    return [message for message in run.messages if isinstance(message, AssistantMessage) and message.calls]
+
+
+def _read_native(reply: AssistantMessage) -> Mapping[str, Any]:
+    """Return what `ScriptModel` has recorded with its reply.
+
+    Raises:
+        ModelError: if it is not there.
+    """
+    if reply.native is None:
+        raise ModelError("the journal of the script has a reply that no script has made")
+    found: Mapping[str, Any] = json.loads(reply.native.content)
+    return found
+
+
+def _list_calls(run: Run[Any]) -> list[_DoneCall]:
     """Return the calls of a run with their results, in the order in which the script made them."""
     results = {message.call_id: message for message in run.messages if isinstance(message, ToolResult)}
-    replies = [message for message in run.messages if isinstance(message, AssistantMessage)]
-    return [(call, results[call.id]) for reply in replies for call in reply.calls]
+    return [
+        _DoneCall(call=call, hash=made, is_text=is_text, result=results[call.id])
+        for reply in _list_replies(run)
+        for known in (_read_native(reply),)
+        for call, made, is_text in zip(reply.calls, known["calls"], known["texts"], strict=True)
+    ]
 
 
-def _check_calls(step: ScriptStep, done: Sequence[ToolCall]) -> None:
-    """Compare the first calls of a script with those in the journal.
+def _hash_call(call: ScriptCall) -> str:
+    return short_hash(json.dumps([call.tool, dict(call.arguments)], sort_keys=True), _HASH_DIGITS)
+
+
+def _check_calls(step: ScriptStep, done: Sequence[_DoneCall]) -> None:
+    """Compare the first calls of a script with those that it had made.
 
     Raises:
         ModelError: if one differs.
     """
-    for number, call in enumerate(done):
+    for number, each in enumerate(done):
         now: ScriptCall | None = step.calls[number] if number < len(step.calls) else None
-        if now is not None and now.tool == call.name and dict(now.arguments) == json.loads(call.arguments):
+        if now is not None and _hash_call(now) == each.hash:
             continue
         made = "made no such call"
         if now is not None:
             made = f"called {now.tool}({json.dumps(dict(now.arguments), ensure_ascii=False)}) in line {now.line}"
         raise ModelError(
-            f"the script differs from its journal: call {number + 1} was {call.name}({call.arguments}), and when the "
-            f"script was run again, it {made}. What was done remains done, and the script cannot go on"
+            f"the script differs from its journal: call {number + 1} was {each.call.name}({each.call.arguments}), and "
+            f"when the script was run again, it {made}. What was done remains done, and the script cannot go on"
         )
 
 
@@ -291,9 +372,16 @@ def _write_end(step: ScriptStep, end: ScriptEnd) -> str:
     value, error = end.value, end.error
     try:
         text = encode_value(value)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, RecursionError) as problem:
         value, text, error = None, "", error or f"the value of the last line cannot be written as JSON: {problem}"
     if len(text) > _MAX_RESULT_CHARS:
         value = None
         error = error or f"the value of the last line has {len(text):,} characters as JSON: return less"
-    return encode_value({"printed": step.printed, "result": value, "error": error})
+    shown = None if error is None else _shorten(error)
+    return encode_value({"printed": step.printed, "result": value, "error": shown})
+
+
+def _shorten(error: str) -> str:
+    """Return the end of an error if it is long: its last line has the exception."""
+    dropped = len(error) - _MAX_ERROR_CHARS
+    return error if dropped <= 0 else f"[... {dropped} more characters ...]{error[dropped:]}"

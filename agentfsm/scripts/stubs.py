@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import keyword
+import re
 from collections.abc import Mapping
-from typing import Any, Final, get_type_hints
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
 
 from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.tool import Tool
@@ -24,7 +27,7 @@ def write_stub(tool: Tool[..., Any]) -> str:
         for each in (schema["properties"][name],)
     ]
     text = " ".join(tool.description.split())
-    head = f"async def {tool.name}({', '.join(parameters)}) -> {_name_hint(find_return_hint(tool))}:"
+    head = f"async def {name_in_script(tool.name)}({', '.join(parameters)}) -> {_name_hint(_find_return_hint(tool))}:"
     return f"{head}\n    {json.dumps(text, ensure_ascii=False)}" if text else f"{head} ..."
 
 
@@ -35,7 +38,19 @@ def list_parameters(definition: ToolDefinition) -> tuple[str, ...]:
     return tuple(sorted(schema.get("properties") or {}, key=lambda name: name not in needed))
 
 
-def find_return_hint(tool: Tool[..., Any]) -> Any:
+def name_in_script(tool: str) -> str:
+    """Return the name of a tool as Python can write it: `get_weather` for "get-weather"."""
+    name = re.sub(r"\W|^(?=\d)", "_", tool)
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def returns_text(tool: Tool[..., Any]) -> bool:
+    """Return whether the function of a tool is annotated to return a text, or a text or None."""
+    hint = _find_return_hint(tool)
+    return hint is str or set(get_args(hint)) == {str, NoneType}
+
+
+def _find_return_hint(tool: Tool[..., Any]) -> Any:
     """Return what the function of a tool is annotated to return; `inspect.Parameter.empty` if that is not known."""
     try:
         return get_type_hints(inspect.unwrap(tool.function)).get("return", inspect.Parameter.empty)
@@ -48,6 +63,8 @@ def _name_hint(hint: Any) -> str:
         return "None"
     if hint in _PLAIN_HINTS:
         return str(hint.__name__)
+    if NoneType in get_args(hint):
+        return " | ".join(map(_name_hint, get_args(hint)))
     text = inspect.formatannotation(hint)
     return text if text.startswith(("list[", "dict[")) and "." not in text else "Any"
 

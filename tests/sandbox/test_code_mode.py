@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agentfsm import Agent, MisuseError, Outcome, State, tool
+from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.guards import Guard, max_calls
 from agentfsm.ports import FinishReason, Reply
 from agentfsm.sandbox import Sandbox, find_isolation
@@ -90,6 +91,33 @@ async def test_a_script_waits_for_an_approval_and_goes_on(shop, interpreter, cod
     assert shop.done == [*[("price", each) for each in "ABC"], ("pay", "Ann", 6)]
 
 
+async def test_a_person_edits_or_rejects_a_call_of_a_script(shop, interpreter):
+    """What the person has decided is done or raised, and the script goes on."""
+    code = 'paid = pay("Ann", 6)\ntry:\n    pay("Bob", 7)\nexcept PermissionError as error:\n    print(error)\npaid'
+    agent = agent_of(shop, code, interpreter=interpreter)
+    [first] = (await agent.run("go", id="r")).pending
+    await agent.approve(first.run_id, first.call_id, by="ann", arguments={"account": "Ann", "cents": 8})
+    [second] = (await agent.resume("r")).pending
+    await agent.reject(second.run_id, second.call_id, by="ann", message="not to Bob")
+    [result] = results_of((await agent.resume("r")).messages)
+    found = json.loads(result.content)
+    assert (found["result"], found["error"]) == ("8", None)
+    assert "not to Bob" in found["printed"]
+    assert shop.done == [("pay", "Ann", 8)]
+
+
+async def test_a_fork_of_a_script_goes_on_with_its_time_and_chance(shop):
+    """Although the fork is another run, begun at another time."""
+    code = 'import random, time\npay(f"{random.random()} {time.time()}", 1)\npay("Ann", 6)'
+    agent = agent_of(shop, code)
+    [pending] = (await agent.run("go", id="r")).pending
+    script = find_inner_agent(Script(*shop.tools)).with_(store=agent.store)
+    run = await script.fork(pending.run_id, id="f")
+    await script.settle("f", run.pending[0].call_id, result="6")
+    assert json.loads((await script.resume("f")).output) == {"printed": "", "result": "6", "error": None}
+    assert len(shop.done) == 1
+
+
 BAD = [
     ("def f(:", "SyntaxError"),
     ("nope()", "NameError"),
@@ -102,6 +130,10 @@ BAD = [
     ("price(city=[1])", "ValueError"),
     ('price("A")\nprice("Z")', "line 2"),
     ("price", None),
+    ("price(float('nan'))", "ValueError"),
+    ("price('\\x00')", "ValueError"),
+    ("x = []\nfor _ in range(3000):\n    x = [x]\nprice(x)", "RecursionError"),
+    ("(" * 9000, "[... "),
 ]
 
 
@@ -146,6 +178,84 @@ pay(str(time.time() > began), 1)
 """
     assert (await outcome_of(shop, code, interpreter=interpreter))["error"] is None
     assert shop.done[1] == ("pay", "True", 1)
+
+
+CPYTHON = """
+import asyncio, datetime, secrets, time, uuid
+values = [*{"Oslo", "Rome", "Bern"}, str(uuid.uuid4()), secrets.token_hex(4), str(datetime.datetime.now())]
+values += [time.monotonic(), time.strftime("%S"), isinstance(datetime.datetime(2026, 1, 1), datetime.date)]
+async def main():
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(price(city)) for city in "AB"]
+    last = await asyncio.wait_for(price("C"), timeout=0.001)
+    await asyncio.gather(pay(str(values), 1), price("Z"), return_exceptions=True)
+    await pay(str(values), 6)
+    return [task.result() for task in tasks] + [last]
+asyncio.run(main())
+"""
+
+
+async def test_scripts_of_cpython_are_the_same_when_they_run_again(shop):
+    """Also by the order of sets, by other clocks and other chance; the usual ways to await a call work."""
+    if find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    agent = agent_of(shop, CPYTHON, interpreter=CPython(Sandbox(seconds=60)))
+    [pending] = (await agent.run("go", id="r")).pending
+    await agent.approve(pending.run_id, pending.call_id, by="ann")
+    [result] = results_of((await agent.resume("r")).messages)
+    assert json.loads(result.content) == {"printed": "", "result": [1, 2, 3], "error": None}
+    assert shop.done[3][1] == shop.done[5][1]
+
+
+@pytest.mark.parametrize(
+    "forged", ["calls = 7", "calls = [{}]", "calls.append({'tool': 7, 'arguments': 7, 'line': 'x'})", "end = {}"]
+)
+async def test_a_forged_step_ends_the_script(shop, forged):
+    """A script of CPython can change what runs it, and nothing outside."""
+    if find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    code = f"script = price.func.__self__\nscript.{forged}\nscript.stopped.set()\nwhile True:\n    pass"
+    found = await outcome_of(shop, code, interpreter=CPython(Sandbox(seconds=60)))
+    assert found["error"] == "the script has changed what runs it, so it was ended"
+
+
+async def test_results_have_the_types_of_the_annotations(interpreter):
+    """A text that looks like a number stays one, nothing is None, and JSON that is too deep is a text."""
+
+    def code_of(word: str) -> str | None:
+        return word or None
+
+    def act(word: str) -> None:
+        assert word
+
+    def deep(word: str):
+        return word * 3000
+
+    tools = [tool(read_only=True)(code_of), tool(act), tool(name="get-deep")(deep)]
+    code = '[code_of("12"), code_of(""), act("x"), len(get_deep("["))]'
+    model = ScriptedModel(say("", call("run_python", code=code)), "done")
+    script = Script(*tools, interpreter=interpreter)
+    assert "async def code_of(word: str) -> str | None:" in script.description
+    assert "async def get_deep(word: str)" in script.description
+    [result] = results_of((await Agent(model, tools=[script]).run("go")).messages)
+    assert json.loads(result.content)["result"] == ["12", None, None, 3000]
+
+
+async def test_a_deploy_does_not_change_what_a_script_has_read(shop):
+    """The result of a call has the type that its tool had then."""
+    agent = agent_of(shop, 'found = pay("Ann", 1)\npay("Ann", 6)\nfound')
+    [pending] = (await agent.run("go", id="r")).pending
+
+    @tool(name="pay", requires_approval=True)
+    async def pay_cents(account: str, cents: int) -> int:
+        """Pay."""
+        return cents
+
+    changed = Script(shop.tools[0], pay_cents)
+    agent = Agent(ScriptedModel("done"), tools=[changed], store=agent.store)
+    await agent.approve(pending.run_id, pending.call_id, by="ann")
+    [result] = results_of((await agent.resume("r")).messages)
+    assert json.loads(result.content)["result"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +328,10 @@ def vars_of(source):
 
 def test_declarations_are_checked(shop):
     """When the tool is made."""
+
+    async def deliver(word: str) -> str:
+        return word
+
     with pytest.raises(MisuseError, match="needs the tools"):
         Script()
     with pytest.raises(MisuseError, match="no interpreter"):
@@ -226,6 +340,8 @@ def test_declarations_are_checked(shop):
         Script(*shop.tools, calls=0)
     with pytest.raises(MisuseError, match="neither write= nor hosts="):
         CPython(Sandbox(hosts=["example.org"]))
+    with pytest.raises(MisuseError, match="cannot have late"):
+        Script(tool(background=True, name="late")(deliver))
     assert not Script(*shop.tools).read_only
     assert Script(shop.tools[0]).read_only
 

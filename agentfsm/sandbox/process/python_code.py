@@ -6,15 +6,18 @@ import ast
 import asyncio
 import builtins
 import contextlib
+import datetime as dt
 import inspect
 import io
 import json
+import os
 import random
 import selectors
 import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -131,18 +134,16 @@ class _Script:
         self.stopped = threading.Event()
         self.now: float = source["started_at"]
         self.waiting: dict[int, asyncio.Future[Any]] = {}
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop = _Loop(self)
 
     def run(self) -> None:
         names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         names |= {tool: partial(self.call, tool) for tool in self.source["parameters"]}
-        random.seed(self.source["seed"])
-        for module, name, function in (
-            (time, "time", lambda: self.now),
-            (time, "sleep", self._sleep),
-            (asyncio, "sleep", self._sleep_async),
-        ):
-            setattr(module, name, function)
+        self._fix_chance()
+        self._fix_time()
+        asyncio.set_event_loop(self.loop)
+        asyncio.run = lambda main, **_options: self.loop.run_until_complete(main)
+        warnings.filterwarnings("ignore", "coroutine '_await' was never awaited")  # the caller says which call it is
         end: dict[str, Any] = {"value": None, "error": None}
         with contextlib.redirect_stdout(self.printed), contextlib.redirect_stderr(self.printed):
             try:
@@ -153,30 +154,51 @@ class _Script:
         self.stopped.set()
 
     def _execute(self, names: dict[str, Any]) -> Any:
-        if not self.source["has_await"]:
-            body, last = _split(self.source["code"])
-            exec(body, names)  # noqa: S102  this is the purpose, in a sandbox
-            return None if last is None else eval(last, names)  # noqa: S307  as above
-        body, last = _split(self.source["code"], ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.source["has_await"] else 0
+        codes = [code for code in _split(self.source["code"], flags) if code is not None]
 
         async def main() -> Any:
             value: Any = None
-            for code in (body, last):
-                value = None if code is None else eval(code, names)  # noqa: S307  as above
-                if code is not None and code.co_flags & inspect.CO_COROUTINE:
+            for code in codes:
+                value = eval(code, names)  # noqa: S307  this is the purpose, in a sandbox
+                if code.co_flags & inspect.CO_COROUTINE:
                     value = await value
             return value
 
-        self.loop = asyncio.SelectorEventLoop(_Selector(self._settle))
-        return self.loop.run_until_complete(main())
+        if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+            return self.loop.run_until_complete(main())
+        return [eval(code, names) for code in codes][-1]  # noqa: S307  as above
+
+    def _fix_chance(self) -> None:
+        """Have random numbers come from the seed of the run."""
+        random.seed(self.source["seed"])
+        os.urandom = random.Random(self.source["seed"]).randbytes  # noqa: S311  the same each time is the purpose
+        random._urandom = os.urandom  # type: ignore[attr-defined]  # noqa: SLF001  that of `secrets`
+
+    def _fix_time(self) -> None:
+        """Have the time come from the run, in UTC."""
+        os.environ["TZ"] = "UTC"
+        time.tzset()
+        asyncio.sleep = self._sleep_async
+        strftime, localtime = time.strftime, time.localtime
+        functions: dict[str, Callable[..., Any]] = {
+            **dict.fromkeys(("time", "monotonic", "perf_counter"), lambda: self.now),
+            **dict.fromkeys(("time_ns", "monotonic_ns", "perf_counter_ns"), lambda: int(self.now * 1e9)),
+            **dict.fromkeys(("localtime", "gmtime"), lambda at=None: localtime(self.now if at is None else at)),
+            "strftime": lambda text, at=None: strftime(text, localtime(self.now) if at is None else at),
+            "sleep": self._sleep,
+        }
+        for name, function in functions.items():
+            setattr(time, name, function)
+        _fix_dates(lambda: self.now)
 
     def call(self, tool: str, *args: Any, **kwargs: Any) -> Any:
         """Make a call: return its result, or what the script has to await for it."""
-        number, is_awaited = self._record(tool, args, kwargs), self.loop is not None
-        if is_awaited and self.loop is not None:
-            self.waiting[number] = self.loop.create_future()
-            return self.waiting[number]
-        return self._wait(number)
+        number = self._record(tool, args, kwargs)
+        if not self.source["has_await"]:
+            return self._wait(number)
+        self.waiting[number] = self.loop.create_future()
+        return _await(self.waiting[number])
 
     def _record(self, tool: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         arguments = bind_call(tool, self.source["parameters"], args, kwargs)
@@ -203,7 +225,7 @@ class _Script:
         self.stopped.set()
         threading.Event().wait()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Answer all calls that the script waits for, or let it wait."""
         waiting, self.waiting = self.waiting, {}
         if not waiting or max(waiting) >= len(self.answers):
@@ -224,18 +246,70 @@ class _Script:
         return result
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Event loop whose time goes on when the script waits for no call, so that a timeout ends none."""
+
+    def __init__(self, script: _Script) -> None:
+        self.script = script
+        self.now = 0.0
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
 class _Selector(selectors.SelectSelector):
     """Selector that shows when an event loop has nothing to do."""
 
-    def __init__(self, settle: Callable[[], None]) -> None:
+    def __init__(self, loop: _Loop) -> None:
         super().__init__()
-        self._settle = settle
+        self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None:
+        if timeout is not None and timeout <= 0:
             return super().select(timeout)
-        self._settle()
+        if timeout is not None and not self._loop.script.waiting:
+            self._loop.now += timeout + 1e-6  # beyond the next timer, whatever was rounded
+        else:
+            self._loop.script.settle()
         return []
+
+
+async def _await(future: asyncio.Future[Any]) -> Any:
+    """Make a coroutine of a future, as a call of an `async def` is one."""
+    return await future
+
+
+def _fix_dates(now: Callable[[], float]) -> None:
+    """Replace the classes of `datetime` that know the time by some that read it from a function."""
+    real = (dt.datetime, dt.date)
+
+    class Kind(type):
+        def __instancecheck__(cls, each: object) -> bool:
+            return super().__instancecheck__(each) or (cls.__base__ in real and isinstance(each, cls.__base__))
+
+    class Date(dt.date, metaclass=Kind):
+        @classmethod
+        def today(cls) -> Any:
+            return cls.fromtimestamp(now())
+
+    class DateTime(dt.datetime, metaclass=Kind):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.fromtimestamp(now(), tz)
+
+        @classmethod
+        def today(cls) -> Any:
+            return cls.now()
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return cls.now()
+
+    for name, kind in (("date", Date), ("datetime", DateTime)):
+        kind.__name__ = kind.__qualname__ = name
+        kind.__module__ = "datetime"
+        setattr(dt, name, kind)
 
 
 def _to_json(value: Any) -> Any:

@@ -40,6 +40,8 @@ _log = logging.getLogger("agentfsm.tools")
 MAX_NAMES = 30
 # Maximum of characters of an error's own text: the cause is at its beginning.
 MAX_ERROR_CHARS = 2_000
+# Text of the result None.
+NO_OUTPUT = "(done, no output)"
 # Maximum of characters of a result as JSON. A record of the journal holds 67 million, and more than the result.
 MAX_STORED_CHARS = 60_000_000
 # Maximum of characters that JSON needs for one character.
@@ -114,7 +116,7 @@ def render_text(value: object, tool: Tool[..., Any] | None = None) -> str:
     texts in a list, tuple or dict.
     """
     if value is None:
-        return "(done, no output)"
+        return NO_OUTPUT
     if type(value) in _GENERATOR_TYPES:  # iterating it would run the tool outside of the call
         return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
