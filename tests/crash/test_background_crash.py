@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 
-import anyio
 import pytest
 
-from agentfsm import Agent, AssistantMessage, Limits, RunContext, RunNotFoundError, State, SystemMessage, tool
+from agentfsm import Agent, AssistantMessage, Limits, RunContext, State, SystemMessage, tool
 from agentfsm.core.events import ChildReported
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request, Store
 from agentfsm.testing.crash import crash_point
 from tests.support.crash_story import count_statements
 from tests.support.effect_book import EffectBook
+from tests.support.killed_runs import drive, kill_at_each
 
 WAIT = ProposedCall(id="w", name="wait", arguments='{"seconds": 3600, "reason": "they pay"}')
 
@@ -66,23 +65,15 @@ def boss_on(store: Store, book: EffectBook) -> Agent:
     return Agent(Speaker(*calls, notes=2), name="boss", tools=tools, store=store, limits=limits)
 
 
-async def work(store_of: Callable[[], Store], folder: Path, run_id: str) -> None:
+async def work(store_of: Callable[[], Store], place: Path) -> None:
     """Drive the run to its end, or until this process is killed."""
     count_statements()
-    boss = boss_on(store_of(), EffectBook(str(folder / run_id)))
-    try:
-        run = await boss.load(run_id)
-    except RunNotFoundError:
-        await boss.run("Pay", id=run_id)
-    else:
-        if not run.is_over:
-            await boss.resume(run_id, takeover=True)
-    await boss.aclose()
+    await drive(boss_on(store_of(), EffectBook(str(place))), place.name)
 
 
-async def check(store_of: Callable[[], Store], folder: Path, run_id: str) -> None:
+async def check(store_of: Callable[[], Store], place: Path) -> None:
     """Check that both have paid once, that the run was told so once, and that it counts what they have spent."""
-    book = EffectBook(str(folder / run_id))
+    run_id, book = place.name, EffectBook(str(place))
     boss = boss_on(store_of(), book)
     run = await boss.load(run_id)
     assert (run.state, run.output) == (State.DONE, "paid")
@@ -115,13 +106,6 @@ def test_a_run_with_background_runs_may_be_killed(  # noqa: PLR0917  fixtures
     fork_server, folder, store_of, kind, apart, backend
 ):
     """Before and after each commit, of the run as well as of those in the background, and each effect."""
-    for at in count(1, apart):
-        run_id = f"r{at}"
-        (folder / run_id).mkdir()
-        first = fork_server.run(partial(work, store_of, folder, run_id), kill_at=(kind, at), backend=backend)
-        if first.killed:
-            assert not fork_server.run(partial(work, store_of, folder, run_id), backend=backend).killed
-        anyio.run(check, store_of, folder, run_id)
-        if not first.killed:
-            break
+    works, checks = partial(work, store_of), partial(check, store_of)
+    at = kill_at_each(fork_server, folder, works, checks, kind, apart=apart, backend=backend)
     assert at == 5 if kind == "effect" else at > 20, at

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import anyio
 import pytest
 
-from agentfsm import Agent, Limits, PendingKind, RunNotFoundError, State
+from agentfsm import Agent, Limits, State
 from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.sandbox import Sandbox, find_isolation
 from agentfsm.skills import Skills
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.crash import connect
+from tests.support.killed_runs import drive, kill_at_each
 
 SKILL = "---\nname: pay\ndescription: Pays.\n---\nRun scripts/pay.py.\n"
 CALLS = (
@@ -44,9 +42,9 @@ def disk_folder() -> Iterator[Path]:
         yield Path(place)
 
 
-def agent_in(folder: str) -> Agent:
+def agent_in(folder: Path) -> Agent:
     """Return the agent; its script writes into a file, which outlives its processes."""
-    skills, book = Path(folder, "skills"), Path(folder, "book")
+    skills, book = folder / "skills", folder / "book"
     if not book.exists():
         (skills / "pay/scripts").mkdir(parents=True)
         (skills / "pay/SKILL.md").write_text(SKILL)
@@ -56,55 +54,35 @@ def agent_in(folder: str) -> Agent:
     return Agent(
         ReadingModel(),
         skills=Skills(skills, trusted=True, sandbox=Sandbox(write=[book])),
-        store=SQLiteStore(str(Path(folder, "runs.db")), connect=connect),
+        store=SQLiteStore(str(folder / "runs.db"), connect=connect),
         limits=Limits(crashes=1_000_000),
     )
 
 
-async def work(folder: str) -> None:
-    """Drive the run to its end, or until this process is killed; settle a call whose outcome is unknown."""
-    agent = agent_in(folder)
-    try:
-        run = await agent.load("r")
-    except RunNotFoundError:
-        run = await agent.run("Pay", id="r")
-    else:
-        run = run if run.is_over else await agent.resume("r", takeover=True)
-    for item in run.pending:
-        assert item.kind is PendingKind.OUTCOME
-        await agent.settle("r", item.call_id, result="the bank knows")
-        await agent.resume("r")
-    await agent.aclose()
+async def work(place: Path) -> None:
+    """Drive the run to its end, or until this process is killed."""
+    await drive(agent_in(place), "r", lambda _item: "the bank knows")
 
 
-def times_paid(folder: str) -> int:
+def times_paid(folder: Path) -> int:
     """Return how often the script had its effect."""
-    paid = Path(folder, "book/paid")
+    paid = folder / "book/paid"
     return paid.read_text().count("paid") if paid.exists() else 0
 
 
-async def check(folder: str) -> None:
+async def check(place: Path) -> None:
     """Check that the run is over, and that it paid at most once."""
-    agent = agent_in(folder)
-    run = await agent.load("r")
+    async with agent_in(place) as agent:
+        run = await agent.load("r")
     assert (run.state, run.output) == (State.DONE, "paid")
-    times, settled = times_paid(folder), "the bank knows" in str(run.messages)
+    times, settled = times_paid(place), "the bank knows" in str(run.messages)
     assert times <= 1
     assert times or settled  # without the person's word, it was paid
-    await agent.aclose()
 
 
-def test_a_run_with_a_skill_may_be_killed(fork_server, disk_folder):
+@pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_run_with_a_skill_may_be_killed(fork_server, disk_folder, apart):
     """Before and after each commit."""
     if find_isolation().isolation is None:
         pytest.skip("no sandbox here")
-    for at in count(1):
-        place = disk_folder / str(at)
-        place.mkdir()
-        first = fork_server.run(partial(work, str(place)), kill_at=("commit", at))
-        if first.killed:
-            assert not fork_server.run(partial(work, str(place))).killed
-        anyio.run(check, str(place))
-        if not first.killed:
-            break
-    assert at > 10
+    assert kill_at_each(fork_server, disk_folder, work, check, "commit", apart=apart) > 10
