@@ -45,6 +45,9 @@ class ScriptSource(Value):
     answers: tuple[Answer, ...] = ()
     """Answers to its first calls, in the order of the calls."""
 
+    max_calls: int
+    """Maximum of its calls. It is not run beyond the first call above it."""
+
     has_await: bool = False
     """Whether the script awaits its calls, so that they may overlap. Otherwise a call returns its result."""
 

@@ -17,7 +17,7 @@ from agentfsm.sandbox.process.python_code import MAX_PRINTED_CHARS, SLEEP, bind_
 from agentfsm.scripts.interpreter import Answer, ScriptCall, ScriptEnd, ScriptSource, ScriptStep
 
 # Calls, names and waits of a script in one run from its start.
-_MAX_SUSPENSIONS: Final = 100_000
+_MAX_SUSPENSIONS: Final = 20_000
 _SLEEPS: Final = {"time.sleep": "seconds", "asyncio.sleep": "delay"}
 
 
@@ -85,7 +85,7 @@ class _Execution:
         return ScriptStep(calls=tuple(self.calls), printed=printed.output, end=end)
 
     def _find_answer(self, snapshot: Any) -> Callable[[], Any] | None:
-        """Return a function that lets the script go on; None if it waits for a call without an answer."""
+        """Return a function that lets the script go on; None if it waits, or makes too many calls."""
         if isinstance(snapshot, self.monty.NameLookupSnapshot):
             name = snapshot.variable_name
             return (
@@ -108,6 +108,8 @@ class _Execution:
         number = len(self.calls)
         before = self.source.code.encode()[: snapshot.position.start]
         self.calls.append(ScriptCall(tool=tool, arguments=arguments, line=before.count(b"\n") + 1))
+        if len(self.calls) > self.source.max_calls:
+            return None
         # A sleep of `time` is not awaited.
         if self.source.has_await and name != "time.sleep":
             self.numbers[snapshot.call_id] = number

@@ -218,7 +218,8 @@ class ScriptModel(Model):
         names = {name_in_script(each.name): each for each in request.tools} | {
             each.name: each for each in request.tools
         }
-        source = _build_source(request.run, done, {name: list_parameters(each) for name, each in names.items()})
+        parameters = {name: list_parameters(each) for name, each in names.items()}
+        source = _build_source(request.run, done, parameters, self.calls)
         step = await self.interpreter.advance(source)
         new, end = step.calls[len(done) :], step.end
         if end is not None and end.error is not None and len(step.calls) < len(done):
@@ -294,7 +295,9 @@ class _DoneCall(Value):
         return Answer(value=value, at=result.completed_at)
 
 
-def _build_source(run: Run[Any], done: Sequence[_DoneCall], parameters: Mapping[str, tuple[str, ...]]) -> ScriptSource:
+def _build_source(
+    run: Run[Any], done: Sequence[_DoneCall], parameters: Mapping[str, tuple[str, ...]], max_calls: int
+) -> ScriptSource:
     code = next(message.text for message in run.messages if isinstance(message, UserMessage))
     # A fork of the run goes on with what the script began with.
     own: Mapping[str, Any] = {"started_at": run.header.created_at, "seed": run.header.nonce or run.id}
@@ -302,6 +305,7 @@ def _build_source(run: Run[Any], done: Sequence[_DoneCall], parameters: Mapping[
     return ScriptSource(
         code=code,
         parameters=parameters,
+        max_calls=max_calls,
         answers=tuple([each.build_answer() for each in done]),
         has_await=_has_await(code),
         started_at=first["started_at"],

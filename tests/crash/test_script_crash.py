@@ -125,4 +125,4 @@ EACH = [
 def test_a_script_may_be_killed_at_each_moment(fork_server, folder, store_of, kind, apart):
     """In each call before and after its effect, before and after each commit, and at each await."""
     at = kill_at_each(fork_server, folder, partial(work, store_of), partial(check, store_of), kind, apart=apart)
-    assert at > {"effect": 30, "commit": 60, "await": 100}[kind], at
+    assert at > {"effect": 30, "commit": 60, "await": 40}[kind], at

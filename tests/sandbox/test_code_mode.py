@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from random import Random
 
 import pytest
 
@@ -11,10 +13,11 @@ from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.guards import Guard, max_calls
 from agentfsm.ports import FinishReason, Reply
 from agentfsm.sandbox import Sandbox, find_isolation
-from agentfsm.scripts import CPython, Monty, Script
+from agentfsm.scripts import CPython, Monty, Script, ScriptSource, ScriptStep
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import results_of
+from tests.support.hostile_scripts import write_hostile_script
 
 PRICES = {"A": 1, "B": 2, "C": 3}
 GATHER = """
@@ -275,6 +278,37 @@ async def test_monty_refuses_what_leads_out(shop, code):
     """An attempt is a result."""
     assert (await outcome_of(shop, code, interpreter=Monty(seconds=1, memory_mb=50)))["error"]
     assert shop.done == []
+
+
+@pytest.mark.parametrize("number", [25, pytest.param(2_000, marks=pytest.mark.soak)])
+async def test_hostile_scripts_end_as_results(tmp_path, interpreter, number):
+    """Whatever they do is a step of the script: nothing is raised, read or connected to outside."""
+    file, random = tmp_path / "secret", Random(55)
+    file.write_text("hush")
+    if interpreter.name == "cpython":
+        number, interpreter = number // 10, CPython(Sandbox(seconds=20, cpu_s=1))
+    else:
+        interpreter = Monty(seconds=0.1, memory_mb=30)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        for _ in range(number):
+            code = write_hostile_script(random, str(file), listener.getsockname()[1])
+            source = ScriptSource(
+                code=code,
+                parameters={"price": ("city",), "sleep": ("seconds",)},
+                max_calls=20,
+                has_await="await " in code,
+                started_at=0.0,
+                seed="",
+            )
+            step = await interpreter.advance(source)
+            assert isinstance(step, ScriptStep), code
+            assert step.end is not None or step.calls, code
+            assert len(step.calls) <= 21, code
+            assert "hush" not in repr(step), code
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert file.read_text() == "hush"
 
 
 async def test_the_rules_for_calls_hold_in_scripts(shop):

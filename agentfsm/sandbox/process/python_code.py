@@ -206,6 +206,8 @@ class _Script:
         while frame.f_back is not None and frame.f_code.co_filename != _NAME:
             frame = frame.f_back
         self.calls.append({"tool": tool, "arguments": arguments, "line": frame.f_lineno})
+        if len(self.calls) > self.source["max_calls"]:
+            self._stop()
         return len(self.calls) - 1
 
     def _wait(self, number: int) -> Any:
