@@ -73,12 +73,14 @@ def make_agent_tool(
     background: bool = False,
     accepts_partial: bool = True,
     returns_call: bool = False,
+    speaks_for_caller: bool = False,
     **options: Any,
 ) -> Tool[..., Any]:
     """Return a tool that calls an agent; implements `Agent.as_tool`, which documents the arguments.
 
     With `accepts_partial=False`, the call of an agent that reached a limit fails, also if it has a partial result. With
-    `returns_call`, the result in the background is that of the only call of the agent.
+    `returns_call`, the result in the background is that of the only call of the agent. With `speaks_for_caller`, guards
+    decide on the calls of the agent as if its caller made them.
     """
     BOOL.check("as_tool", "background", background)
     if turns is None:
@@ -100,6 +102,7 @@ def make_agent_tool(
         accepts_partial=accepts_partial,
         background=background,
         returns_call=returns_call,
+        speaks_for_caller=speaks_for_caller,
     )
     if parameters is None and prompt is None and config.planner is not None:
         parameters = config.planner.input_schema
@@ -224,6 +227,9 @@ class _SubagentTool:
     returns_call: bool = False
     """Whether the result in the background is that of the only call of the agent."""
 
+    speaks_for_caller: bool = False
+    """Whether guards decide on the calls of the agent as if its caller made them."""
+
     async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
         """Let the agent answer a question, and return the result.
 
@@ -246,7 +252,8 @@ class _SubagentTool:
         agent = self._build_variant(ctx, parent)
         if self.vary is not None and parent is not None:
             agent = self.vary(agent, parent, Arguments(**arguments))
-        call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial)
+        caller = parent if self.speaks_for_caller else None
+        call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial, caller=caller)
         if self.background and parent is not None:
             prompt = self._write_prompt(arguments)
             return await call.begin_in_background(prompt if known is None else known)
@@ -328,6 +335,9 @@ class _SubagentCall:
     ctx: RunContext[Any]
     parent: Parent | None
     accepts_partial: bool = True
+    caller: Parent | None = None
+    """The parent, if guards decide on the calls of the child run as if the parent made them."""
+
     turn: int = 0
     """The newest turn that an event has reported, from 1; 0 before the first."""
 
@@ -401,7 +411,9 @@ class _SubagentCall:
         )
         if parent is not None:
             above = parent.options
-            options = options._replace(parent_budget=parent.budget, drain=above.drain, renamed=above.renamed)
+            options = options._replace(
+                parent_budget=parent.budget, drain=above.drain, renamed=above.renamed, caller=self.caller
+            )
         try:
             return await driver.run_until_blocked(run.id if is_known else run, options)
         except ConflictError as error:

@@ -12,6 +12,7 @@ import anyio
 import attrs
 
 from agentfsm.agents.agent import Agent
+from agentfsm.agents.subagent import make_agent_tool
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.header import short_hash
 from agentfsm.core.limits import Limits
@@ -133,13 +134,15 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
     own = [_make_sleep(), *([_make_find_tools(registry)] if has_more else [])]
     agent = Agent(model, name=name, tools=[*tools, *own], limits=limits)
     about = f"{chosen.description} {_FOUND_BY_NAME}" if has_more else chosen.description
-    return agent.as_tool(
+    return make_agent_tool(
+        agent,
         name=name,
         description=_DESCRIPTION.format(calls=calls, about=about, stubs="\n\n".join(listed)),
         parameters=_CODE,
         prompt=lambda arguments: str(arguments.code),
         turns=calls + 1,
         timeout_s=timeout_s,
+        speaks_for_caller=True,
         **options,
     )
 

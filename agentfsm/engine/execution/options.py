@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.drain import Drain
+    from agentfsm.engine.execution.parent import Parent
     from agentfsm.ports.store import Lease
     from agentfsm.streaming.stream import Listener
     from agentfsm.tools.attendance import Attendant
@@ -57,3 +58,8 @@ class ExecutionOptions(NamedTuple):
 
     parent_budget: Budget | None = None
     """Budget of the parent run; None for a run without one."""
+
+    caller: Parent | None = None
+    """The calling run, if the run only carries out what that has written, as a script: guards then read the words of
+    its user, and what it has read, as its own. None for other runs.
+    """
