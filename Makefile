@@ -20,7 +20,7 @@ SOAK_engine := tests/engine --ignore=$(SWEEPS)  ## 7 min
 SOAK_schedules := $(SWEEPS)/test_schedules.py $(SWEEPS)/test_queue_properties.py  ## 1 min
 SOAK_histories := $(SWEEPS)/test_valid_history.py $(SWEEPS)/test_true_record.py  ## 8 min
 SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histories))  ## 6 min
-SOAK_crash := tests/crash  ## 11 min
+SOAK_crash := tests/crash  ## 22 min
 SOAK_simulation := tests/simulation  ## 32 min
 SOAK_changed := tests/changed  ## 35 min
 SOAK_recorded := tests/recorded  ## 1 min

@@ -18,6 +18,9 @@ Without an attack, the calls that agentdojo lists for each user's task are made 
 all that is asked; the tasks with a question and the questions are counted.
 
 `python -m benchmarks injections DIRECTORY marks` takes each letter of `MARKS` away alone, as a developer may forget it.
+
+`python -m benchmarks injections DIRECTORY scripts` makes the calls of each task and of each pair twice, one by one and
+in one script, and compares the questions and the calls that were made.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ import attrs
 
 from agentfsm import Agent, Limits
 from agentfsm.guards import CallGuard, Guard
+from agentfsm.scripts import Script
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import Tool, make_tool
 
@@ -199,16 +203,43 @@ async def run_calls(
 
     A person approves the first `approved` calls, if asked. The run ends at a question about another.
     """
-    lines = [say("", call(each.function, **json.loads(json.dumps(dict(each.args), default=str)))) for each in calls]
+    lines = [say("", call(each.function, **_plain_arguments(each))) for each in calls]
     limits = Limits(turns=len(calls) + 1, tool_calls=len(calls) + 1, errors=len(calls) + 1)
     agent = Agent(ScriptedModel(*lines, "Done."), tools=tools, guards=guards, limits=limits)
+    return await _count_asked(agent, prompt, approved)
+
+
+async def run_script(
+    tools: Sequence[Tool[..., Any]],
+    calls: Sequence[Any],
+    guards: Sequence[CallGuard],
+    *,
+    prompt: str,
+    approved: int = 0,
+) -> int:
+    """Make calls in one script, which goes on after a refused one; the rest is as in `run_calls`."""
+    lines = [
+        f"try:\n    {each.function}(**{_plain_arguments(each)!r})\nexcept PermissionError:\n    pass" for each in calls
+    ]
+    limits = Limits(tool_calls=len(calls) + 2, errors=len(calls) + 1)
+    model = ScriptedModel(say("", call("run_python", code="\n".join(lines))), "Done.")
+    agent = Agent(model, tools=[Script(*tools, calls=len(calls))], guards=guards, limits=limits)
+    return await _count_asked(agent, prompt, approved)
+
+
+def _plain_arguments(wanted: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(dict(wanted.args), default=str))
+    return found
+
+
+async def _count_asked(agent: Agent[Any], prompt: str, approved: int) -> int:
     run = await agent.run(prompt)
     questions = len(run.pending)
     while run.pending:
         [waiting] = run.pending
         if int(waiting.call_id[1:].partition(".")[0]) > approved:  # "t3.0" is that of the third turn
             break
-        await agent.approve(run.id, waiting.call_id, by="user")
+        await agent.approve(waiting.run_id, waiting.call_id, by="user")
         run = await agent.resume(run.id)
         questions += len(run.pending)
     return questions
@@ -351,12 +382,40 @@ async def measure_marks(directory: str | None) -> None:
         print(f"  {name}: {count}")
 
 
+async def compare_scripts(directory: str | None) -> None:
+    """Print in how many tasks of users and pairs a script is asked about, or makes, other calls than single calls."""
+    counts: Counter[str] = Counter()
+    for suite in load_suites(directory).values():
+        sequences: list[tuple[str, Any, Sequence[Any], int]] = []
+        for task in suite.user_tasks.values():
+            environment = task.init_environment(suite.load_and_inject_default_environment({}))
+            calls = task.ground_truth(environment.model_copy(deep=True))
+            sequences.append((task.PROMPT, environment, calls, len(calls)))
+        pairs = [each for each in iter_pairs(suite) if each is not None]
+        sequences += [(pair.prompt, pair.environment, pair.calls, pair.reads) for pair in pairs]
+        for prompt, environment, calls, approved in sequences:
+            for case, (labelling, guards) in CASES.items():
+                if not calls or not guards:
+                    continue
+                worlds, asked = [], []
+                for way in (run_calls, run_script):
+                    world = World(suite, environment.model_copy(deep=True))
+                    tools = world.build_tools(LABELLINGS[labelling])
+                    asked.append(await way(tools, calls, guards, prompt=prompt, approved=approved))
+                    worlds.append(world)
+                counts[f"{case}: sequences"] += 1
+                counts[f"{case}: questions"] += asked[0]
+                counts[f"{case}: others in a script"] += asked[0] != asked[1] or worlds[0].made != worlds[1].made
+    for name, count in counts.items():
+        print(f"{name}: {count}")
+
+
 def main(directory: str | None = None, what: str = "") -> int:
     """Run the benchmark.
 
     Args:
         directory: Directory of agentdojo, if it is not installed beside agentfsm.
-        what: "marks" measures what a missing mark changes.
+        what: "marks" measures what a missing mark changes, "scripts" what calls in scripts change.
     """
-    anyio.run(measure_marks if what == "marks" else measure, directory)
+    anyio.run({"marks": measure_marks, "scripts": compare_scripts}.get(what, measure), directory)
     return 0
