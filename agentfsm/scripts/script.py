@@ -217,6 +217,7 @@ class ScriptModel(Model):
         """
         if request.run is None:
             raise ModelError("a script needs a run, which has its code and its calls")
+        await self.registry.refresh()  # of the sources that the run has fetched
         done = _list_calls(request.run)
         names = {name_in_script(each.name): each for each in request.tools} | {
             each.name: each for each in request.tools

@@ -335,6 +335,39 @@ async def test_tools_that_do_not_fit_are_found_by_words(shop):
     assert "async def price(city: str) -> int" in json.loads(results_of(run.messages)[0].content)["result"]
 
 
+class Source:
+    """A source whose tools are not known before it is fetched."""
+
+    def __init__(self, *tools):
+        self.later, self.tools, self.version = tools, (), 0
+
+    @property
+    def is_stale(self):
+        """Whether it was never fetched."""
+        return not self.tools
+
+    async def update(self):
+        """Fetch."""
+        self.tools, self.version = self.later, 1
+
+    async def aclose(self):
+        """Do nothing."""
+
+
+async def test_tools_of_sources_are_found_and_called(shop):
+    """By the name that Python can write, with results of the annotated type."""
+
+    def weather(city: str) -> str:
+        return "12"
+
+    source = Source(tool(name="get-weather", read_only=True, description="Weather of a city.")(weather))
+    model = ScriptedModel(say("", call("run_python", code="[find_tools('weather'), get_weather('Oslo')]")), "done")
+    run = await Agent(model, tools=[Script(*shop.tools, source)]).run("go")
+    found, result = json.loads(results_of(run.messages)[0].content)["result"]
+    assert ["async def get_weather(city: str) -> str" in each for each in found] == [True]
+    assert result == "12"
+
+
 async def test_other_calls_than_those_of_the_journal_end_the_script(shop, monkeypatch):
     """Such as those of another interpreter: the difference is named, and nothing more is done."""
     agent = agent_of(shop, 'price("A")\npay("Ann", 6)')
