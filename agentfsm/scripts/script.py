@@ -31,7 +31,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.core.value import Value
-from agentfsm.ports.model import Emit, FinishReason, Model, ProposedCall, Reply, Request
+from agentfsm.ports.model import MAX_REPLY_CALLS, Emit, FinishReason, Model, ProposedCall, Reply, Request
 from agentfsm.sandbox.process.python_code import SLEEP
 from agentfsm.scripts.interpreter import Answer, Interpreter, ScriptCall, ScriptEnd, ScriptSource, ScriptStep
 from agentfsm.scripts.monty import Monty
@@ -242,6 +242,7 @@ class ScriptModel(Model):
             end = ScriptEnd(value=end.value, error=f"these calls were not made, since they were not awaited: {unmade}")
         if end is not None:
             return Reply(text=_write_end(step, end), usage=Usage(), finish_reason=FinishReason.STOP)
+        new = new[:MAX_REPLY_CALLS]  # the script waits for the others as well, which come next
         proposed = [
             ProposedCall(
                 id=f"s{number}",

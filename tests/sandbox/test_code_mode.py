@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from agentfsm import Agent, MisuseError, Outcome, State, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, State, tool
 from agentfsm.agents.subagent import find_inner_agent
 from agentfsm.guards import Guard, max_calls
 from agentfsm.ports import FinishReason, Reply
@@ -333,6 +333,14 @@ async def test_tools_that_do_not_fit_are_found_by_words(shop):
     model = ScriptedModel(say("", call("run_python", code="find_tools('price of a city')[0]")), "done")
     run = await Agent(model, tools=[script]).run("go")
     assert "async def price(city: str) -> int" in json.loads(results_of(run.messages)[0].content)["result"]
+
+
+async def test_more_calls_at_once_than_a_reply_can_have(shop):
+    """They are made in several turns."""
+    code = "import asyncio\nsum(await asyncio.gather(*[price('A') for _ in range(520)]))"
+    agent = agent_of(shop, code, calls=520).with_(limits=Limits(tool_calls=1_000))
+    [result] = results_of((await agent.run("go")).messages)
+    assert json.loads(result.content)["result"] == 520
 
 
 class Source:
