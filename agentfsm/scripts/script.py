@@ -224,6 +224,9 @@ class ScriptModel(Model):
         }
         parameters = {name: list_parameters(each) for name, each in names.items()}
         source = _build_source(request.run, done, parameters, self.calls)
+        if not done and (forgotten := _find_forgotten(source)):
+            error = f"nothing was run, since these calls are not awaited: {forgotten}"
+            return Reply(text=_write_end(ScriptStep(calls=()), ScriptEnd(error=error)), usage=Usage())
         step = await self.interpreter.advance(source)
         new, end = step.calls[len(done) :], step.end
         if end is not None and end.error is not None and len(step.calls) < len(done):
@@ -318,12 +321,34 @@ def _build_source(
     )
 
 
-def _has_await(code: str) -> bool:
+def _walk(code: str) -> list[ast.AST]:
+    """Return the nodes of a script; none if it cannot be parsed, which the interpreter reports."""
     try:
-        found = ast.walk(ast.parse(code))
+        return [*ast.walk(ast.parse(code))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _has_await(code: str) -> bool:
+    nodes = _walk(code)
+    if not nodes:
         return "await " in code
-    return any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in found)
+    return any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in nodes)
+
+
+def _find_forgotten(source: ScriptSource) -> str:
+    """Return the statements that call a tool and do not await it, though the script awaits others; empty for none.
+
+    The script would not learn that such a call has failed.
+    """
+    nodes = _walk(source.code) if source.has_await else []
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.alias)
+    own = {getattr(node, "asname", None) or node.name for node in nodes if isinstance(node, defined)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    calls = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    names = [each for each in calls if isinstance(each, ast.Name)]
+    found = [f"{each.id} in line {each.lineno}" for each in names if each.id in source.parameters.keys() - own]
+    return ", ".join(found)
 
 
 def _list_replies(run: Run[Any]) -> list[AssistantMessage]:
