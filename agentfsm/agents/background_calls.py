@@ -38,6 +38,8 @@ _TURNS: Final = 5
 class CallOnce(Model):
     """Calls one tool with the arguments that it is sent, and answers with the result."""
 
+    takes_tokens = False
+
     def __init__(self, tool: str) -> None:
         """Name the tool."""
         self.name = "none"

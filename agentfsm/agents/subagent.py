@@ -252,8 +252,8 @@ class _SubagentTool:
         agent = self._build_variant(ctx, parent)
         if self.vary is not None and parent is not None:
             agent = self.vary(agent, parent, Arguments(**arguments))
-        caller = parent if self.speaks_for_caller else None
-        call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial, caller=caller)
+        callers = (*parent.options.callers, parent.run) if self.speaks_for_caller and parent is not None else ()
+        call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial, callers=callers)
         if self.background and parent is not None:
             prompt = self._write_prompt(arguments)
             return await call.begin_in_background(prompt if known is None else known)
@@ -335,8 +335,8 @@ class _SubagentCall:
     ctx: RunContext[Any]
     parent: Parent | None
     accepts_partial: bool = True
-    caller: Parent | None = None
-    """The parent, if guards decide on the calls of the child run as if the parent made them."""
+    callers: tuple[Run, ...] = ()
+    """The parent and the runs above it for which it speaks, the outermost first, if the child run speaks for it."""
 
     turn: int = 0
     """The newest turn that an event has reported, from 1; 0 before the first."""
@@ -412,7 +412,7 @@ class _SubagentCall:
         if parent is not None:
             above = parent.options
             options = options._replace(
-                parent_budget=parent.budget, drain=above.drain, renamed=above.renamed, caller=self.caller
+                parent_budget=parent.budget, drain=above.drain, renamed=above.renamed, callers=self.callers
             )
         try:
             return await driver.run_until_blocked(run.id if is_known else run, options)

@@ -311,6 +311,11 @@ class Model(Protocol):
     window_tokens: int = 128_000
     """Size of the context window in tokens, input and output together. Default 128,000."""
 
+    takes_tokens: bool = True
+    """Whether requests take tokens. False for code of this process, such as the interpreter of a script: its requests
+    then need no room in the budget. Default True.
+    """
+
     output_modes: tuple[OutputMode, ...] = (OutputMode.TOOL, OutputMode.PROMPT)
     """Ways in which the model can be constrained to the form of an answer, best first; at least one. The default needs
     no support by the provider beyond tools.
@@ -371,6 +376,7 @@ _MODEL_MEMBERS: Final = (
     "name",
     "reply",
     "window_tokens",
+    "takes_tokens",
     "output_modes",
     "unsupported_part",
     "unsupported_settings",

@@ -139,7 +139,7 @@ def Script(  # noqa: N802  a declaration of an agent's tools, as the classes bes
         name=name,
         description=_DESCRIPTION.format(calls=calls, about=about, stubs="\n\n".join(listed)),
         parameters=_CODE,
-        prompt=lambda arguments: str(arguments.code),
+        prompt=lambda arguments: str(arguments.code) if arguments.code.strip() else "pass",
         turns=calls + 1,
         timeout_s=timeout_s,
         speaks_for_caller=True,
@@ -204,6 +204,7 @@ class ScriptModel(Model):
     calls: int
     """Maximum of calls of the script."""
 
+    takes_tokens = False
     name: str = attrs.field(default=attrs.Factory(lambda self: self.interpreter.name, takes_self=True), init=False)
     window_tokens: int = attrs.field(default=_UNLIMITED, init=False)
     _texts: dict[str, bool] = attrs.field(factory=dict, init=False)

@@ -346,6 +346,21 @@ async def test_more_calls_at_once_than_a_reply_can_have(shop):
     assert json.loads(result.content)["result"] == 520
 
 
+async def test_results_that_stay_in_the_script_take_no_tokens(shop):
+    """Neither of the budget, which is too small for them, nor of the run."""
+
+    @tool(read_only=True)
+    def read(page: int) -> str:
+        """Read."""
+        return "x" * 50_000
+
+    code = "sum(len(read(page)) for page in range(20))"
+    model = ScriptedModel(say("", call("run_python", code=code)), say("", call("run_python", code="")), "done")
+    run = await Agent(model, tools=[Script(read)], limits=Limits(tokens=10_000)).run("go")
+    assert [json.loads(each.content)["result"] for each in results_of(run.messages)] == [1_000_000, None]
+    assert run.output == "done"
+
+
 class Source:
     """A source whose tools are not known before it is fetched."""
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.open_calls import OpenCalls
-    from agentfsm.engine.execution.parent import Parent
     from agentfsm.ports.guards import CallGuard, ToolTraits
     from agentfsm.ports.screening import TextScreen
     from agentfsm.tools.schema.binding import BoundArguments
@@ -273,9 +272,9 @@ def _build_guarded_call(
         labels=labels,
         counted=counted or {},
         header=run.header,
-        said=_find_words_of_user(run, execution.options.caller) if Label.UNTRUSTED in run.labels else "",
+        said=_find_words_of_user([*execution.options.callers, run][0]) if Label.UNTRUSTED in run.labels else "",
         defaults=tool.defaults,
-        list_texts=partial(_list_known_texts, run, execution.options.caller),
+        list_texts=partial(_list_all_known_texts, (*execution.options.callers, run)),
     )
 
 
@@ -316,10 +315,8 @@ def _list_asking_rules(guards: Iterable[CallGuard], asked: GuardedCall) -> list[
     return found
 
 
-def _find_words_of_user(run: Run, caller: Parent | None) -> str:
+def _find_words_of_user(run: Run) -> str:
     """Return the words of the user in this run; empty if another run or a program has written the prompt."""
-    if caller is not None:
-        return _find_words_of_user(caller.run, caller.options.caller)
     header = run.header
     if header.parent is not None or header.caller is not None:
         return ""
@@ -403,10 +400,13 @@ def _find_prompt_labels(header: Header) -> frozenset[Label]:
     return frozenset([each.label for each in given])
 
 
-def _list_known_texts(run: Run, caller: Parent | None) -> tuple[KnownText, ...]:
-    """Return the texts that a run had read when its open calls were written, and the arguments of earlier calls.
+def _list_all_known_texts(runs: Sequence[Run]) -> tuple[KnownText, ...]:
+    """Return the texts that a run and those after it had read; the first has written the prompts of the others."""
+    return tuple([text for run in runs for text in _list_known_texts(run) if run is runs[0] or text.name != "prompt"])
 
-    For a run that carries out what its caller has written, they are those of the caller, and its own but the prompt.
+
+def _list_known_texts(run: Run) -> tuple[KnownText, ...]:
+    """Return the texts that a run had read when its open calls were written, and the arguments of earlier calls.
 
     The words of the user, recalled items and answers to `ask_user` are user data. A prompt or an input that is labelled
     as untrusted is a stranger's text instead; the prompt is both if it is labelled as user data, too.
@@ -420,7 +420,7 @@ def _list_known_texts(run: Run, caller: Parent | None) -> tuple[KnownText, ...]:
         return KnownText(text=result.content, labels=labels, name=result.tool, call_id=result.call_id)
 
     prompt_place, given = run.own_start + len(run.header.history), _find_prompt_labels(run.header)
-    texts = [] if caller is None else [*_list_known_texts(caller.run, caller.options.caller)]
+    texts: list[KnownText] = []
     said = frozenset([TextPart(text=text) for text in run.said])
     if run.profile is not None:
         texts.append(KnownText(text=read_recall_note(run.profile), labels=_USER_DATA, name="memory"))
@@ -437,8 +437,6 @@ def _list_known_texts(run: Run, caller: Parent | None) -> tuple[KnownText, ...]:
             texts.append(KnownText(text=read_recall_note(message), labels=_USER_DATA, name="memory"))
         elif isinstance(message, UserMessage) and message.origin is MessageOrigin.USER:
             labels = _USER_DATA
-            if place == prompt_place and caller is not None:
-                continue
             if place == prompt_place:
                 labels = given if Label.UNTRUSTED in given else given | _USER_DATA
             elif place > prompt_place and said.isdisjoint(message.parts):

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.drain import Drain
-    from agentfsm.engine.execution.parent import Parent
     from agentfsm.ports.store import Lease
     from agentfsm.streaming.stream import Listener
     from agentfsm.tools.attendance import Attendant
@@ -59,7 +58,7 @@ class ExecutionOptions(NamedTuple):
     parent_budget: Budget | None = None
     """Budget of the parent run; None for a run without one."""
 
-    caller: Parent | None = None
-    """The calling run, if the run only carries out what that has written, as a script: guards then read the words of
-    its user, and what it has read, as its own. None for other runs.
+    callers: tuple[Run, ...] = ()
+    """The calling runs, the outermost first, if the run carries out what its caller has written, as a script does:
+    guards then read the words of its user, and what it has read, as its own. Empty for other runs.
     """

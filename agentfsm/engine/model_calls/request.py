@@ -171,7 +171,7 @@ async def _reserve(prepared: PreparedRequest, settings: Settings, wanted: int) -
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
     price = partial(calculate_usd, drive.config.model)
     while True:
-        asked = ledger.request_tokens
+        asked = ledger.request_tokens if drive.config.model.takes_tokens else 0
         prepared.counted_tokens = asked - ledger.correction_tokens
         if billed.tokens:
             asked = max(asked, billed.correct(prepared.counted_tokens))
