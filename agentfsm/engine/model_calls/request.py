@@ -13,6 +13,7 @@ import attrs
 from agentfsm._lib.retry_after import parse_wait_s
 from agentfsm.core import events as e
 from agentfsm.core.errors import (
+    LimitError,
     MisuseError,
     ModelError,
     ModelReplyError,
@@ -171,13 +172,18 @@ async def _reserve(prepared: PreparedRequest, settings: Settings, wanted: int) -
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
     price = partial(calculate_usd, drive.config.model)
     while True:
-        asked = ledger.request_tokens if drive.config.model.takes_tokens else 0
+        asked = ledger.request_tokens
         prepared.counted_tokens = asked - ledger.correction_tokens
         if billed.tokens:
             asked = max(asked, billed.correct(prepared.counted_tokens))
         if drive.config.last_answer:
             budget.reserve_last_answer(asked, wanted, price)
-        reserved = await reserve_request(drive, asked, wanted, longest, price, least=least)
+        try:
+            reserved = await reserve_request(drive, asked, wanted, longest, price, least=least)
+        except LimitError:
+            if drive.config.model.takes_tokens:
+                raise
+            reserved = await reserve_request(drive, 0, 1, 1, price)
         if not budget.is_money_limited or (billed.is_known and billed.correct(prepared.counted_tokens) <= asked):
             return reserved, False
         if not billed.is_known and billed.try_begin_first():
