@@ -31,7 +31,7 @@ SOAK_cli := tests/cli  ## 3 min
 SOAK_engines := tests/engines  ## 4 min
 SOAK_packaging := tests/packaging  ## 3 min
 SOAK_serve := $(SERVE)  ## 13 min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed recorded stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed recorded stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 14 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
 .PHONY: help demo test check types lowest matrix bench soak docs site reference diagram pictures vendor format clean
