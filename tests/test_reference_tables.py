@@ -476,7 +476,7 @@ def test_the_commands_that_continue_a_run():
 def test_each_field_of_a_tool_is_an_option_with_a_rule():
     """Fields that `make_tool` computes have no option, and three options have checks of their own instead of a rule."""
     computed = {"function", "dialect", "bind", "to_namespace", "takes_context", "is_async", "kind"}
-    for_other_kinds = {"grace_s", "waits_for", "inner_agent", "start_rule"}
+    for_other_kinds = {"grace_s", "waits_for", "inner_agent", "start_rule", "end_task"}
     fields = {field.name for field in attrs.fields(Tool) if field.init} - computed - for_other_kinds
     assert fields == ToolOptions.__annotations__.keys()
     assert fields == _OPTION_RULES.keys() | {"name", "parameters", "permission"}

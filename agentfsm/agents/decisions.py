@@ -70,6 +70,7 @@ HOW_TO_RESOLVE: Final = {
     PendingKind.OUTCOME: "settle it",
     PendingKind.QUESTION: "answer it",
     PendingKind.LOGIN: "log in",
+    PendingKind.TASK: "it goes on by itself",
     PendingKind.INPUT: "send the run input",
     PendingKind.PAUSE: "resume the run",
     PendingKind.CRASH: "find out why its workers died, then resume the run",

@@ -625,7 +625,8 @@ class Runs:
         """End a run and the runs of its sub-agents: at once if no worker executes it, else within seconds.
 
         The request is durable. If the worker dies before it reads the request, the run ends when the next worker takes
-        it, by `agent.resume`, or by a second `cancel` after the dead worker's lease has expired.
+        it, by `agent.resume`, or by a second `cancel` after the dead worker's lease has expired. A run with a task at
+        an MCP server ends at once only if `tools` has its tool, which ends the task; else a worker ends both.
 
         Args:
             run_id: The run.

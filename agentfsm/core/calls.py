@@ -63,6 +63,9 @@ class Inquiry(Value):
     answers: Mapping[str, Any] = attrs.field(factory=dict)
     """Answers of all rounds by the key of the question; None for a question that was declined."""
 
+    has_task: bool = False
+    """Whether the state is that of a task at a server."""
+
 
 @attrs.frozen(kw_only=True, slots=False)
 class OpenCall(Value):
@@ -122,10 +125,15 @@ class OpenCall(Value):
     """Decision of the guards on the call; None if no rule can concern it, or they have not decided yet."""
 
     inquiry: Inquiry | None = None
-    """Questions of the tool and their answers; None if it asked none."""
+    """Questions of the tool and their answers, or its task at a server; None if it has neither."""
 
     result: ToolResult | None = None
     """Result of the call in the phase FINISHED, else None."""
+
+    @property
+    def has_task(self) -> bool:
+        """Whether the call has begun a task at a server: made again, it looks at that one and begins no other."""
+        return self.inquiry is not None and self.inquiry.has_task
 
     @property
     def may_have_acted(self) -> bool:

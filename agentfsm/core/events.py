@@ -506,10 +506,12 @@ class ToolPaused(Event):
 
     call_id: str
     pending: tuple[Pending, ...]
-    """Things that the call waits for: an answer, input, or decisions in the run of a sub-agent."""
+    """Things that the call waits for: an answer, input, a task at a server, or decisions in the run of a sub-agent."""
 
     state: str | None = None
-    """JSON text that the tool receives with the answers to its questions; None if it asked none."""
+    """JSON text that the tool receives with the answers to its questions, or to look at its task; None if it has
+    neither.
+    """
 
 
 @attrs.frozen(kw_only=True)

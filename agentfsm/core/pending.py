@@ -1,4 +1,4 @@
-"""Things that a run waits for: approvals, outcomes, answers, input and the end of a pause."""
+"""Things that a run waits for: approvals, outcomes, answers, tasks, input and the end of a pause."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class PendingKind(StrEnum):
     OUTCOME = "outcome"
     QUESTION = "question"
     LOGIN = "login"
+    TASK = "task"
     INPUT = "input"
     PAUSE = "pause"
     CRASH = "crash"
@@ -67,7 +68,8 @@ class Pending(Value):
     """Kind of the wait, and the method that ends it. APPROVAL: a person decides whether the call runs (`approve`,
     `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`), or which this program cannot
     carry out. QUESTION: a person or system gives the answer or the result (`answer`). LOGIN: the user of the run logs
-    in to the server of the tool, by the URL of the question or with a key, and the call goes on by itself. INPUT: any
+    in to the server of the tool, by the URL of the question or with a key, and the call goes on by itself. TASK: a
+    server works on a task of the call, and the run looks at it again at `expires_at`; nobody has to act. INPUT: any
     input (`send`), for a call also the end of its time. PAUSE: only `resume`. CRASH: workers died while they executed
     only this run; use `resume` once the cause is known.
     """

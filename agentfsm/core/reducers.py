@@ -430,8 +430,11 @@ def _reduce_tool_lost(run: RunFields, event: e.ToolLost) -> Changes:
 def _reduce_tool_paused(run: RunFields, event: e.ToolPaused) -> Changes:
     changes: Changes = {"phase": Phase.PAUSED, "pending": event.pending, "lacks_tool": False}
     if event.state is not None:
-        before = run.open_call(event.call_id).inquiry or Inquiry()
-        changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
+        item, before = event.pending[0], run.open_call(event.call_id).inquiry or Inquiry()
+        is_task = item.kind is PendingKind.TASK
+        has_task = before.has_task or (is_task and item.run_id == run.id)  # that of a forked run is not the fork's
+        rounds = before.rounds + (not is_task)
+        changes["inquiry"] = attrs.evolve(before, rounds=rounds, state=event.state, has_task=has_task)
     return _evolve_call(run, event, **changes)
 
 
@@ -444,7 +447,8 @@ def _reduce_input_given(run: RunFields, event: e.InputGiven) -> Changes:
         return _evolve_call(run, event, phase=Phase.APPROVED, pending=(), inquiry=inquiry)
     if event.state is None:
         raise MisuseError(f"InputGiven without a state does not fit the running call {entry.call.id} of run {run.id}")
-    return _evolve_call(run, event, inquiry=Inquiry(rounds=before.rounds + 1, state=event.state, answers=answers))
+    inquiry = attrs.evolve(before, rounds=before.rounds + 1, state=event.state, answers=answers)
+    return _evolve_call(run, event, inquiry=inquiry)
 
 
 def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:

@@ -110,6 +110,11 @@ class Run(RunFields, Generic[A_co]):
         return isinstance(self.effect, Wait)
 
     @property
+    def awaits_tasks(self) -> bool:
+        """Whether the run waits for nothing but tasks at servers, so that it continues without a decision."""
+        return self.is_waiting and all(item.kind is PendingKind.TASK for item in self.pending)
+
+    @property
     def output(self) -> A_co:
         """The answer: text, or a value of the agent's `output_type`.
 

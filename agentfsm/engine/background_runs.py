@@ -172,8 +172,7 @@ class BackgroundRuns:
     async def _look_around(self) -> None:
         """Notice what has come for the parent run. Drive those again for which a decision has come, or that are due."""
         store, journal = self.execution.journal.store, self.execution.journal
-        numbers = [row.number for row in await store.inbox(journal.run.id)]
-        journal.lease.inbox_head = max([journal.lease.inbox_head, *numbers])
+        await journal.look_at_inbox()
         now = await store.now() if self._blocked else 0.0
         for call_id, pending in tuple(self._blocked.items()):
             if any([await is_wait_over(store, item, now) for item in pending]):

@@ -28,6 +28,7 @@ from agentfsm.engine.execution.child_runs import load_child_spending
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit
+from agentfsm.engine.execution.task_waits import wait_for_tasks
 from agentfsm.engine.line import build_line
 from agentfsm.engine.observe import observe
 from agentfsm.engine.reflect import reflect
@@ -162,6 +163,8 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
             if looks or journal.run is before or journal.run.limit_reached is not reached:
                 is_blocked, background = journal.run is before, execution.background
                 if background is not None and await background.advance(is_blocked=is_blocked):
+                    continue
+                if is_blocked and await wait_for_tasks(execution):
                     continue
                 if once or is_blocked or journal.run.limit_reached is not reached:
                     break

@@ -231,5 +231,8 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
 
 
 async def is_blocked(store: Store, run: Run) -> bool:
-    """Return whether a run waits for an input that has not arrived. If it has, the run's worker continues."""
-    return run.is_waiting and not await is_wait_over(store, run.pending[0], await store.now())
+    """Return whether a run waits for an input that has not arrived. If it has, the run's worker continues.
+
+    So it does with a run that waits for tasks only.
+    """
+    return run.is_waiting and not run.awaits_tasks and not await is_wait_over(store, run.pending[0], await store.now())

@@ -28,7 +28,7 @@ class RunStatus(StrEnum):
     """It waits for a process that begins it, or that applies a decision, input or deadline."""
 
     WAITING = "waiting"
-    """It waits for a decision, an answer or input."""
+    """It waits for a decision, an answer, input, or a task at a server."""
 
     PAUSED = "paused"
     """It is paused until it is resumed."""

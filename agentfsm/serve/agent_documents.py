@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # Fields of a tool that are no declarations: its parts, and those that the document has under their own names.
 _PARTS: Final = frozenset(
     {"function", "name", "description", "parameters", "dialect", "bind", "to_namespace", "takes_context", "is_async"}
-    | {"kind", "strict", "shown_tokens", "shown_bytes", "waits_for", "inner_agent", "start_rule", "breaker", "limiter"}
+    | {"kind", "strict", "shown_tokens", "shown_bytes", "waits_for", "inner_agent", "start_rule", "end_task"}
+    | {"breaker", "limiter"}
 )
 
 

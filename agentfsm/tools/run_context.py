@@ -243,6 +243,25 @@ class CallPaused(Exception):  # noqa: N818  not an error: the call continues lat
         self.pending = pending
 
 
+class TaskPending(CallPaused):
+    """Raised by a tool whose call has begun a task at a server. The call is made again later, to look at the task.
+
+    A repetition is no other attempt: it has the state, and only reads.
+
+    Attributes:
+        state: JSON text that identifies the task.
+        message: State of the task, for people.
+        wait_s: Seconds until the call is made again, above 0.
+    """
+
+    def __init__(self, message: str, *, state: JSON, wait_s: float) -> None:
+        """Take the state of the task, which the next attempt receives as `ctx.state`."""
+        super().__init__(())
+        self.message = message
+        self.state: str = encode_state(state)
+        self.wait_s = wait_s
+
+
 class InputRequired(CallPaused):
     """Raised by a tool to ask a person. The call ends, and is repeated when the answer is there.
 

@@ -90,6 +90,14 @@ class StartRule(Protocol):
         ...
 
 
+class EndTask(Protocol):
+    """Asks a server to end the task of a call."""
+
+    async def __call__(self, state: JSON, *, tenant: str | None, user: str | None) -> bool:
+        """Return whether the server has taken the request; `state` is that of the call, the others those of its run."""
+        ...
+
+
 # Hexadecimal digits of the hash of a tool's parameters, in the start of each call.
 _PARAMETERS_DIGITS: Final = 6
 
@@ -380,6 +388,9 @@ class Tool(_ToolCache, Generic[P, R]):
     """Whether the work of a call goes on in the background: the call returns the id of its run at once, and the result
     comes later as a message.
     """
+
+    end_task: EndTask | None = None
+    """Asks the server to end the task of a call whose run ends; None: calls begin no tasks."""
 
     start_rule: StartRule | None = None
     """Decides before each start of a call, given the context and the arguments; None: nothing is decided."""
@@ -771,7 +782,7 @@ def check_declarations(name: str, **declared: Any) -> None:
     for option, value in declared.items():
         if (rule := _OPTION_RULES.get(option)) is not None:
             rule.check(f"tool {name!r}", option, value)
-        if iscoroutinefunction(value) and option != "on_unknown":
+        if iscoroutinefunction(value) and option not in {"on_unknown", "end_task"}:
             raise MisuseError(
                 f"tool {name!r}: {option}= is called while calls are planned, which cannot await: give a plain function"
             )

@@ -4,6 +4,7 @@ import anyio
 import mcp.types as m
 import pytest
 from anyio.lowlevel import checkpoint
+from mcp import Client
 
 from agentfsm import Agent
 from agentfsm.core.messages import format_part
@@ -220,8 +221,15 @@ async def test_the_model_reads_the_instructions_of_a_trusted_server(tmp_path, tr
 
 
 @pytest.mark.parametrize("support", ["required", "optional", "forbidden"])
-async def test_a_tool_that_needs_a_task_is_left_out(tmp_path, support):
-    """Tasks are not supported: its call would only fail. Where they are optional it is called as any other."""
+async def test_a_tool_that_needs_a_task_of_the_handshake_revision_is_left_out(tmp_path, support):
+    """Those tasks are not supported: its call would only fail. Where they are optional it is called as any other."""
     server = listed(tmp_path, tool(), tool("long") | {"execution": {"taskSupport": support}}).server()
     assert await names(server) == (["demo__search"] if support == "required" else ["demo__search", "demo__long"])
     assert ("can only be called as a task" in server.refused.get("long", "")) == (support == "required")
+
+
+async def test_an_sdk_without_a_part_that_is_needed_is_named(monkeypatch, tmp_path):
+    """Newer versions are allowed, so that what they lack has to be told."""
+    monkeypatch.delattr(Client, "_build_session")
+    with pytest.raises(MCPServerError, match=r"the installed mcp \d.* has no Client._build_session"):
+        await listed(tmp_path, tool()).server().update()

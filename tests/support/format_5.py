@@ -85,6 +85,11 @@ FURTHER = (
         call_id="t6.6",
         pending=(Pending(kind=PendingKind.LOGIN, run_id="order-17", call_id="t6.6", tool="order", digest="dd"),),
     ),
+    e.ToolPaused(
+        call_id="t6.6",
+        pending=(Pending(kind=PendingKind.TASK, run_id="order-17", call_id="t6.6", tool="jobs__pack"),),
+        state='{"task": {"id": "17"}}',
+    ),
     e.ToolsChosen(
         message=AssistantMessage(
             text="so",
@@ -135,6 +140,7 @@ FORMAT_5 = Format(
             Label.USER_DATA,
             StopReason.STOP_CONDITION,
             PendingKind.LOGIN,
+            PendingKind.TASK,
         }
     ),
     closed_sets=(*FORMAT_4.closed_sets, PlanKind, ToolKind),

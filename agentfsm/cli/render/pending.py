@@ -57,6 +57,7 @@ _CALL_WAITS: Final = {
     PendingKind.OUTCOME: "the outcome of",
     PendingKind.QUESTION: "an answer to",
     PendingKind.LOGIN: "the login for",
+    PendingKind.TASK: "the task of",
     PendingKind.INPUT: "input for",
 }
 
@@ -171,6 +172,7 @@ _FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
     PendingKind.OUTCOME: _format_outcome,
     PendingKind.QUESTION: _format_question,
     PendingKind.LOGIN: _format_question,
+    PendingKind.TASK: lambda item: one_line(item.description, NOTE_CHARS),
     PendingKind.INPUT: _format_input,
     PendingKind.PAUSE: lambda item: one_line(item.description, NOTE_CHARS),
     PendingKind.CRASH: lambda item: one_line(item.description, NOTE_CHARS),
@@ -225,6 +227,7 @@ _COMMANDS: Final = {
     ),
     PendingKind.QUESTION: ("answer {run} {call} TEXT", "answer {run} {call} TEXT --failed"),
     PendingKind.LOGIN: ("login {run} {call}", "answer {run} {call} --decline"),
+    PendingKind.TASK: (),
     PendingKind.INPUT: ("send {run} TEXT",),
     PendingKind.PAUSE: (),
     PendingKind.CRASH: (),

@@ -285,6 +285,7 @@ _PROMPTS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Submissi
     PendingKind.OUTCOME: _ask_outcome,
     PendingKind.QUESTION: _ask_question,
     PendingKind.LOGIN: _ask_nothing,
+    PendingKind.TASK: _ask_nothing,
     PendingKind.INPUT: _ask_nothing,
     PendingKind.PAUSE: _ask_nothing,
     PendingKind.CRASH: _ask_nothing,

@@ -32,7 +32,7 @@ _FORM: Final = 3
 # White space that does not count at the ends of a prompt.
 _BLANKS: Final = " \t\r\n"
 # Fields of a tool that are code, and not options.
-_CODE: Final = frozenset({"function", "bind", "to_namespace", "inner_agent", "start_rule"})
+_CODE: Final = frozenset({"function", "bind", "to_namespace", "inner_agent", "start_rule", "end_task"})
 
 
 async def hash_question(execution: Execution, cache: AnswerCache) -> str:

@@ -42,6 +42,7 @@ from agentfsm.engine.execution.child_runs import build_missing_result, has_child
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.cost import calculate_call_cost
 from agentfsm.engine.execution.execution import Execution
+from agentfsm.engine.execution.task_waits import is_task_due, waits_for_task
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
 from agentfsm.engine.execution.unattended import end_child_run
 from agentfsm.journal.load import is_wait_over
@@ -127,7 +128,7 @@ def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
     for entry in run.open:
         row = decisions.approvals.get(entry.call.id)
         if entry.phase in UNDECIDED_PHASES and row is None and entry.call.id not in decisions.resumable:
-            if run.reply is None:
+            if run.reply is None or waits_for_task(entry):  # the others have begun beside a task, too
                 continue
             break
         if entry.phase is not Phase.FINISHED:
@@ -235,7 +236,7 @@ async def _decide_open_calls(calls: OpenCalls) -> Decisions:
                 events.append(event)
             else:
                 resumable.add(call_id)
-        elif row is None and await _is_logged_in(execution, entry):
+        elif row is None and (await _is_logged_in(execution, entry) or is_task_due(entry, arrived.now)):
             resumable.add(call_id)
         elif row is not None and isinstance(row.item, Settle) and entry.phase in _SETTLED_PHASES:
             events.append(await _settle(execution, entry, row.item))
@@ -339,7 +340,10 @@ async def _resolve_open_call(
         case Phase.AWAITING_APPROVAL, _ if row is not None or has_changed(execution.config, entry):
             return _request_decision_again(execution, entry, row, now)
         case Phase.PAUSED, None:
-            return _resolve_wait(entry, arrived)
+            end = _resolve_wait(entry, arrived)
+            if end is not None and entry.has_task:  # the server asks in vain
+                await end_child_run(execution.journal, execution.config.find_tool(entry.call.name), entry)
+            return end
     return None
 
 
@@ -696,6 +700,8 @@ def answer_lifetime_s(tool: Tool[..., Any], arguments: Arguments) -> float:
 def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | None:
     """Return the result of a call that waits for an answer or for input, if that has come or its time is up."""
     [item] = entry.pending
+    if item.kind is PendingKind.TASK:
+        return None
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
     if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
         content = "Something has come in; it follows." if arrived.has_input else "The time is up; nothing has come in."

@@ -65,6 +65,8 @@ async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: Queue
     tool = None if call.invented else execution.config.find_tool(call.name)
     if tool is not None and (change := find_other_kind(execution.journal.run, entry, tool)):
         return e.ToolLost(call_id=call.id, reason=change)
+    if entry.has_task and tool is not None:
+        return None  # made again, it looks at its task
     policy = "ask" if tool is None else await find_outcome(execution, entry, tool, host)
     if isinstance(policy, Found):
         content, parts = render_result(policy.result, tool)

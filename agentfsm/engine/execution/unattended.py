@@ -9,9 +9,11 @@ at the inbox then. So either the client gets the lease, or the holder sees the r
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
 from agentfsm.core import events as e
@@ -29,7 +31,7 @@ from agentfsm.engine.execution.child_runs import (
     load_child_run,
     waits_on_child,
 )
-from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, Journal
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
 from agentfsm.journal.load import load_run
@@ -85,14 +87,25 @@ async def apply_stop_requests(
     """
     run: Run | None = None
     with suppress(LeaseHeldError):
-        while (run is None or not run.is_over) and await _has_stop_request(store, run_id):
+        while (run is None or not run.is_over) and (requests := await _read_stop_requests(store, run_id)):
+            is_cancelled = any(isinstance(item, Cancel) for item in requests)
+            if is_cancelled and await _lacks_task_tool(await load_run(store, run_id), tools):
+                break  # a worker that can reach the server ends the run, and the task with it
             journal = await Journal.open(store, run_id, clock, on_event, on_run, durability=durability, watch=watch)
             run = await _stop_and_release(journal, tools)
     return run
 
 
-async def _has_stop_request(store: Store, run_id: str) -> bool:
-    return any(isinstance(row.item, Cancel | Pause) for row in await store.inbox(run_id))
+async def _read_stop_requests(store: Store, run_id: str) -> list[Cancel | Pause]:
+    return [row.item for row in await store.inbox(run_id) if isinstance(row.item, Cancel | Pause)]
+
+
+async def _lacks_task_tool(run: Run, tools: ToolRegistry) -> bool:
+    """Return whether a call has a task at a server that cannot be asked to end it with these tools."""
+    names = [entry.call.name for entry in run.open if entry.has_task and entry.phase is not Phase.FINISHED]
+    if tools.sources and any(tools.get(name) is None for name in names):
+        await tools.refresh()
+    return any((tool := tools.get(name)) is None or tool.end_task is None for name in names)
 
 
 async def give_up_cut_off_call(store: Store, run_id: str, call_id: str, *, clock: Clock) -> bool:
@@ -199,7 +212,7 @@ async def cancel_child_run(
 
 
 async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResult]:
-    """Cancel the child runs of a run that is about to end, and return the results of their calls."""
+    """End the child runs and the tasks of a run that is about to end, and return the results of their calls."""
     results: list[ToolResult] = []
     for entry in journal.run.open:
         if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(journal, tools, entry)) is not None:
@@ -221,7 +234,7 @@ async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall)
 
 
 async def end_child_run(journal: Journal, tool: Tool[..., Any] | None, entry: OpenCall) -> ToolReturn | None:
-    """Cancel the child run of an open call, and return its result; None if the call has none.
+    """End the child run or the task of an open call, and return its result; None if the call has neither.
 
     Args:
         journal: Journal of the parent run.
@@ -232,6 +245,8 @@ async def end_child_run(journal: Journal, tool: Tool[..., Any] | None, entry: Op
         AgentError: if the child run cannot be cancelled now.
     """
     store, caller, call_id = journal.store, journal.run.id, entry.call.id
+    if entry.has_task:
+        return await _end_task(journal, tool, entry)
     try:
         if tool is not None and tool.inner_agent is not None:
             return await tool.inner_agent.end_run(store, journal.clock, caller, call_id)
@@ -241,6 +256,21 @@ async def end_child_run(journal: Journal, tool: Tool[..., Any] | None, entry: Op
     except RunNotFoundError:
         return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
     return build_final_result(child) if child.is_over else build_unresponsive_result(child)
+
+
+async def _end_task(journal: Journal, tool: Tool[..., Any] | None, entry: OpenCall) -> ToolReturn:
+    """Ask the server to end the task of a call. What the task did until then may stay."""
+    has_asked, header = False, journal.run.header
+    if tool is not None and tool.end_task is not None and entry.inquiry is not None:
+        state = json.loads(entry.inquiry.state)
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            try:
+                has_asked = await tool.end_task(state, tenant=header.tenant, user=header.user)
+            except Exception as error:  # noqa: BLE001  the run ends all the same
+                journal.log.warning("task_not_ended", call=entry.call.id, error=type(error).__name__)
+    done = "was asked to end it" if has_asked else "could not be asked to end it, and may go on with it"
+    text = f"outcome unknown: a server worked on a task of {entry.call.name}, and {done}. Check before you repeat it."
+    return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 
 # Background runs.

@@ -28,6 +28,7 @@ from agentfsm.engine.execution.child_runs import end_interrupted_child
 from agentfsm.engine.execution.cost import bill_settled_call
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.open_calls import CallLedger, EndedCall, OpenCalls
+from agentfsm.engine.execution.task_waits import build_task_wait, waits_for_task
 from agentfsm.engine.execution.tool_access import check_available, current_turn, find_engine_tool
 from agentfsm.engine.line import Line
 from agentfsm.engine.tool_calls.call_context import build_call_context
@@ -38,7 +39,7 @@ from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import mask_secrets, too_many_rounds_text
 from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
-from agentfsm.tools.run_context import CallPaused, InputRequired, LoginRequired, RunContext
+from agentfsm.tools.run_context import CallPaused, InputRequired, LoginRequired, RunContext, TaskPending
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 
@@ -194,6 +195,9 @@ class RunHost(OpenCalls):
         is_decided = self.line.decided_tools and tool.name in self.line.list_decided_tools(execution.config)
         read_only, is_agent = tool.read_only, tool.kind is ToolKind.AGENT  # whose run must not exist without a record
         is_known = ledger is not None and ledger.has_started
+        if is_known and waits_for_task(journal.run.open_call(call.id)):
+            journal.check_lease()
+            return  # to look at the task is no other start
         granted = ledger is not None and ledger.approval is not None
         if read_only and not (granted or is_known or is_agent):
             if is_decided:
@@ -355,6 +359,9 @@ class RunHost(OpenCalls):
         assert tool is not None  # the tool has raised the pause  # noqa: S101
         run, waits, state = self.execution.journal.run, pause.pending, None
         self._release(self.ledgers.get(call.id))
+        if isinstance(pause, TaskPending):
+            await self._record_task(job, pause)
+            return None
         if isinstance(pause, InputRequired):
             rounds = (self.find_entry(call).inquiry or Inquiry()).rounds
             if rounds >= MAX_ROUNDS:
@@ -370,6 +377,14 @@ class RunHost(OpenCalls):
             facts, taken = consume_decision(self.execution, self.ledgers.get(call.id), call.id)
             self._record_pause(*facts, paused, taken=taken)
         return None
+
+    async def _record_task(self, job: ToolJob, pause: TaskPending) -> None:
+        """Record the state of a task, and when it is looked at again, so that any process finds the task."""
+        journal = self.execution.journal
+        waits = build_task_wait(journal.run, job.call, pause, await journal.store.now())
+        paused = e.ToolPaused(call_id=job.call.id, pending=(waits,), state=pause.state)
+        self._record_pause(*self._build_late_start(job), paused)
+        await journal.flush()
 
     def _record_pause(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
         self.record(*events, taken=taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import attrs
@@ -65,7 +65,7 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
     """
     names = [listed.name for listed in listing.tools]
     server.tool_policy.check_constraints(server.name, names)
-    usable, refused = await _build_tools(server, listing.tools)
+    usable, refused = await _build_tools(server, listing)
     items = {f"tool {own}": text for own, text, _ in usable}
     said = listing.instructions
     if said and (flaw := _find_instructions_flaw(said)) is not None:
@@ -87,13 +87,13 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
 
 
 async def _build_tools(
-    server: ToolServer, listed: Sequence[m.Tool | InvalidEntry]
+    server: ToolServer, listing: Listing
 ) -> tuple[list[tuple[str, ApprovedText, Tool[..., Any]]], dict[str, str]]:
     """Build the usable tools, with their own names and texts, and collect the reasons why others cannot be used.
 
     A long list of large schemas takes seconds, so other tasks get a turn before each tool.
     """
-    wanted = [each for each in listed if server.tool_policy.allows(each.name)]
+    wanted = [each for each in listing.tools if server.tool_policy.allows(each.name)]
     times = Counter(tool_name(server.name, each.name) for each in wanted)
     usable: list[tuple[str, ApprovedText, Tool[..., Any]]] = []
     refused: dict[str, str] = {}
@@ -104,7 +104,7 @@ async def _build_tools(
         await checkpoint()
         try:
             text = build_tool_text(each)
-            flaw = _DUPLICATE_NAME if times[tool_name(server.name, each.name)] > 1 else _find_flaw(each, text)
+            flaw = _DUPLICATE_NAME if times[tool_name(server.name, each.name)] > 1 else _find_flaw(each, text, listing)
             usable += [(each.name, text, build_tool(server, each))] if flaw is None else []
         except MisuseError as error:
             flaw = str(error)
@@ -113,13 +113,16 @@ async def _build_tools(
     return usable, refused
 
 
-def _find_flaw(listed: m.Tool, text: ApprovedText) -> str | None:
+def _find_flaw(listed: m.Tool, text: ApprovedText, listing: Listing) -> str | None:
     if not listed.name:
         return "it has no name"
     if (flaw := find_hidden_flaw(listed)) is not None:
         return flaw
-    if listed.execution is not None and listed.execution.task_support == "required":
-        return "it can only be called as a task, and tasks are not supported: ask its author for one that needs none"
+    if not listing.has_tasks and listed.execution is not None and listed.execution.task_support == "required":
+        return (
+            "it can only be called as a task of the revision 2025-11-25, where they were an experiment: ask its author "
+            "for the extension io.modelcontextprotocol/tasks of 2026-07-28"
+        )
     size = len(text.text)
     return f"its texts have {size:,} characters, the maximum is {_MAX_CHARS:,}" if size > _MAX_CHARS else None
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext
     from mcp.shared.dispatcher import ProgressFnT
 
-# Result of one attempt at a call.
-AttemptResult = m.CallToolResult | InputRequired
+# Result of one attempt at a call: an `m.Result` of another type is of an extension.
+AttemptResult = m.CallToolResult | InputRequired | m.Result
 ElicitParams = m.ElicitRequestFormParams | m.ElicitRequestURLParams
 
 # Seconds before a call is repeated if the server asks for nothing but a later request; doubled each time. The timeout
@@ -46,6 +46,7 @@ MAX_POLL_S: Final = 1.0
 MAX_ROUNDS: Final = 60
 # Digits of a question's hash: enough that two questions of a call do not collide.
 FINGERPRINT_DIGITS: Final = 16
+UNSUPPORTED_REQUEST: Final = "the server requests sampling or roots, which this client does not support"
 UNATTENDED: Final = "no person attends this run, and the call cannot be repeated safely"
 AMBIGUOUS_ELICITATION: Final = (
     "several calls of this server were in progress when more than one of them asked for input, and the server does not "
@@ -85,7 +86,7 @@ class ElicitationState:
         for key, known in self.asked:
             if known == mark and key in self.answers and key not in self.used_keys:
                 self.used_keys.add(key)
-                reply = _to_response(self.answers[key])
+                reply = to_response(self.answers[key])
                 return m.ElicitResult(action=reply.action) if isinstance(asked, m.ElicitRequestURLParams) else reply
         return None
 
@@ -100,12 +101,12 @@ class ElicitationState:
 
     def last_answers(self) -> dict[str, m.ElicitResult]:
         """Return the answers to the newest questions, by the server's keys."""
-        return {key: _to_response(self.answers.get(own)) for key, own in self.last_keys.items()}
+        return {key: to_response(self.answers.get(own)) for key, own in self.last_keys.items()}
 
     def pause_for(self, requests: Mapping[str, ElicitParams], request_state: str | None = None) -> AttemptResult:
         """Return the pause that asks these questions, or an error result if they cannot be asked."""
         own = {key: f"q{len(self.asked) + number}" for number, key in enumerate(requests, 1)}
-        marked = [(_to_question(own[key], asked), _fingerprint(asked)) for key, asked in requests.items()]
+        marked = [(to_question(own[key], asked), _fingerprint(asked)) for key, asked in requests.items()]
         return self.pause_with(marked, {} if request_state is None else {"request_state": request_state, "now": own})
 
     def pause_with(self, marked: Sequence[tuple[Question, str]], extra_state: Mapping[str, Any]) -> AttemptResult:
@@ -132,7 +133,8 @@ class QuestionHandling:
     """Questions that were refused, each with the reason."""
 
 
-def _to_question(key: str, asked: ElicitParams) -> Question:
+def to_question(key: str, asked: ElicitParams) -> Question:
+    """Return a question of a server under a key of ours."""
     if isinstance(asked, m.ElicitRequestURLParams):
         return Question(key=key, message=asked.message, url=asked.url)
     schema = {name: part for name, part in asked.requested_schema.items() if name != "$schema"}
@@ -145,7 +147,8 @@ def _fingerprint(asked: ElicitParams) -> str:
     return short_hash(json.dumps([asked.mode, asked.message, schema], sort_keys=True), FINGERPRINT_DIGITS)
 
 
-def _to_response(answer: Any) -> m.ElicitResult:
+def to_response(answer: Any) -> m.ElicitResult:
+    """Return the answer of a person for the server; None: declined."""
     if answer is None:
         return m.ElicitResult(action="decline")
     return m.ElicitResult(action="accept", content=answer or None)
@@ -246,18 +249,20 @@ class _CallAttempt:
             input_responses=None if responses is None else dict(responses),
             request_state=state,
             allow_input_required=True,
+            allow_claimed=True,
         )
 
     async def run(self, elicitations: ElicitationState) -> AttemptResult:
         """Make the call until it has a result or an unanswered question."""
-        result, wait_s = await self._resume_or_start(elicitations), FIRST_POLL_S
+        wait_s = FIRST_POLL_S
+        result: m.Result = await self._resume_or_start(elicitations)
         for _ in range(MAX_ROUNDS):
-            if isinstance(result, m.CallToolResult):
+            if not isinstance(result, m.InputRequiredResult):
                 return result
             requests = result.input_requests or {}
             asked = {key: each.params for key, each in requests.items() if isinstance(each, m.ElicitRequest)}
             if len(asked) < len(requests):
-                return error_result("the server requests sampling or roots, which this client does not support")
+                return error_result(UNSUPPORTED_REQUEST)
             replies = elicitations.take_answers(asked)
             if replies is None:
                 return elicitations.pause_for(asked, result.request_state or "")
@@ -344,7 +349,7 @@ class ElicitationRouter:
         self._calls.append(own)
         try:
             with own.scope:
-                result: m.CallToolResult = await attempt.send()
+                result: m.Result = await attempt.send()
                 own.has_returned = True
                 return result
         finally:

@@ -24,6 +24,7 @@ from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.logins import ServerLogins
 from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
+from agentfsm.mcp.client.tasks import TasksExtension
 from agentfsm.mcp.client.user_sessions import UserSessions
 from agentfsm.mcp.connection.server_connection import START_TIMEOUT_S, ServerConnection
 from agentfsm.mcp.connection.server_sandbox import ServerSandbox
@@ -177,6 +178,7 @@ class MCPServer:
             start_s=self.start_s,
             on_message=self._on_message,
             elicit=self.elicitation_router.elicit,
+            extensions=(TasksExtension(),),
         )
         self.consent_gate = ConsentGate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
         self.logins = ServerLogins.for_server(self.name, self.transport, self.origin)

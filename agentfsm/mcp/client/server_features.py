@@ -14,6 +14,7 @@ import anyio
 import attrs
 import mcp.types as m
 from mcp import Client, MCPError
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agentfsm.core.errors import MisuseError
@@ -128,6 +129,9 @@ class Listing(Value):
     has_resources: bool = False
     """Whether the server has declared resources."""
 
+    has_tasks: bool = True
+    """Whether calls can begin tasks: the extension is one of 2026-07-28."""
+
 
 async def request(
     connection: ServerConnection,
@@ -202,7 +206,12 @@ async def fetch_tools(
         on_connected()
         found = await catalogue.fetch(client)
         has_resources = client.server_capabilities.resources is not None
-        return Listing(tools=found, instructions=client.instructions, has_resources=has_resources)
+        return Listing(
+            tools=found,
+            instructions=client.instructions,
+            has_resources=has_resources,
+            has_tasks=client.protocol_version in MODERN_PROTOCOL_VERSIONS,
+        )
 
     return await request(connection, "its tools", timeout_s, question, proves_health=False)
 

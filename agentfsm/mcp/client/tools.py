@@ -15,9 +15,10 @@ from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.logins import Login
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
 from agentfsm.mcp.client.content import OutputCheck, convert_result
-from agentfsm.mcp.client.elicitation import ElicitationRouter, QuestionHandling
+from agentfsm.mcp.client.elicitation import AttemptResult, ElicitationRouter, QuestionHandling
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.question_relay import QuestionRelay
+from agentfsm.mcp.client.tasks import RemoteTask, TaskStatus, cancel_task
 from agentfsm.mcp.client.user_sessions import UserSessions
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection
@@ -26,8 +27,8 @@ from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.attendance import Attendance, AttendedQuestions
-from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
-from agentfsm.tools.tool import Tool, make_tool
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolReturn
+from agentfsm.tools.tool import EndTask, Tool, make_tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -84,6 +85,7 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
         parameters=listed.input_schema,
         timeout_s=server.timeout_s,
         login=server.users,
+        end_task=_build_end_task(server),
         **options,
     )
 
@@ -101,12 +103,14 @@ def _build_function(
     server: ToolServer, listed: m.Tool, check: OutputCheck | None, *, may_repeat: bool
 ) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
+        at = _find_session(server, ctx.tenant, ctx.user)
+        if (task := RemoteTask.from_state(ctx.state)) is not None:
+            return await _look_at_task(server, at, ctx, task, check)
         is_sent = False
         relay = None if ctx.attendance is None else QuestionRelay(partial(_ask_person, ctx, ctx.attendance))
         handling = QuestionHandling(relay=relay, may_repeat=may_repeat)
-        at: Session = server if server.users is None else server.sessions.find(ctx.tenant, ctx.user)
 
-        async def ask(client: Client) -> m.CallToolResult | InputRequired:
+        async def ask(client: Client) -> AttemptResult:
             nonlocal is_sent
 
             async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -135,13 +139,16 @@ def _build_function(
             server.needs_refresh = True
             return _tool_changed_result(server, listed, error)
         except (LoginRequiredError, request_errors.RequestError) as error:
-            if server.users is not None and (isinstance(error, LoginRequiredError) or error.login is not None):
+            if server.users is not None and _needs_login(error):
                 await server.users.ask(ctx)
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         except Exception as error:  # noqa: BLE001  `resolve_failure` raises other errors again
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
             raise result
+        if isinstance(result, TaskStatus):
+            raise RemoteTask.begin(result).wait(server.name, result)
+        assert isinstance(result, m.CallToolResult)  # no other extension is offered  # noqa: S101
         converted = _convert_result(result, check)
         if not handling.refused:
             return converted
@@ -151,6 +158,41 @@ def _build_function(
         return attrs.evolve(converted, content=f"{converted.content}\n\n{replace_surrogates(text)}")
 
     return call
+
+
+def _find_session(server: ToolServer, tenant: str | None, user: str | None) -> Session:
+    return server if server.users is None else server.sessions.find(tenant, user)
+
+
+async def _look_at_task(
+    server: ToolServer, at: Session, ctx: RunContext[Any], task: RemoteTask, check: OutputCheck | None
+) -> ToolReturn:
+    try:
+        ended = await at.connection.request(
+            partial(task.look, ctx=ctx, server=server.name), patience_s=server.timeout_s
+        )
+    except Exception as error:  # noqa: BLE001  whatever it is, the task may go on
+        if server.users is not None and _needs_login(error):
+            await server.users.ask(ctx)
+        ended = task.resolve_error(error, server.name)
+    if isinstance(ended, CallPaused):
+        raise ended
+    return ended if isinstance(ended, ToolReturn) else _convert_result(ended, check)
+
+
+def _build_end_task(server: ToolServer) -> EndTask:
+    async def end(state: Any, *, tenant: str | None, user: str | None) -> bool:
+        task = RemoteTask.from_state(state)
+        if task is None:
+            return False
+        await _find_session(server, tenant, user).connection.request(partial(cancel_task, task_id=task.id))
+        return True
+
+    return end
+
+
+def _needs_login(error: Exception) -> bool:
+    return isinstance(error, LoginRequiredError) or getattr(error, "login", None) is not None
 
 
 async def _ask_person(ctx: RunContext[Any], attendance: Attendance, asked: InputRequired) -> Mapping[str, Any] | None:

@@ -12,6 +12,7 @@ from agentfsm.logins import Login
 from agentfsm.logins.login import UNAUTHORIZED
 from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
+from agentfsm.mcp.client.tasks import TasksExtension
 from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport
 from agentfsm.mcp.errors import LoginRequiredError
@@ -75,7 +76,13 @@ class UserSessions:
         assert isinstance(self.transport, RemoteTransport)  # noqa: S101
         transport = attrs.evolve(self.transport, auth=_UserTokens(self.login, tenant, user))
         router = ElicitationRouter()
-        connection = ServerConnection(name=self.name, transport=transport, start_s=self.start_s, elicit=router.elicit)
+        connection = ServerConnection(
+            name=self.name,
+            transport=transport,
+            start_s=self.start_s,
+            elicit=router.elicit,
+            extensions=(TasksExtension(),),
+        )
         return UserSession(connection, elicitation_router=router)
 
     async def aclose(self) -> None:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.request_errors import WIRE_STATUS, WireStatus, shorten
+from agentfsm.mcp.sdk_parts import find_part
 
 # Key of the list in an answer, by method.
 LIST_KEYS: Final = {
@@ -125,13 +126,14 @@ class LenientClient(Client):
             start_s: Seconds that the handshake may take.
             options: Options of `Client`.
         """
+        find_part(Client, "_build_session")  # which is replaced below
         super().__init__(transport, cache=None, **options)
         self._discovery_timeout_s = start_s * DISCOVERY_SHARE
 
     async def _build_session(self, exit_stack: AsyncExitStack) -> ClientSession:
         session = await super()._build_session(exit_stack)
-        dispatcher = cast("Any", session)._dispatcher  # noqa: SLF001  the session validates its answers
-        send_raw_request = dispatcher.send_raw_request
+        dispatcher = find_part(session, "_dispatcher")  # the session validates its answers
+        send_raw_request = find_part(dispatcher, "send_raw_request")
 
         async def send_and_filter(
             method: str, params: Any = None, options: Mapping[str, Any] | None = None, **more: Any
@@ -149,6 +151,7 @@ class LenientClient(Client):
 
         dispatcher.send_raw_request = send_and_filter
         # `OutputCheck` validates results with bounded work; the SDK would also list the tools to find a schema.
+        find_part(session, "validate_tool_result")
         cast("Any", session).validate_tool_result = _accept_result
         return session
 

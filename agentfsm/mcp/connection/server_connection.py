@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -16,7 +16,7 @@ import attrs
 import mcp.types as m
 from anyio.abc import TaskGroup, TaskStatus
 from mcp import Client, MCPError
-from mcp.client import Transport
+from mcp.client import ClientExtension, Transport
 from mcp.client.session import ElicitationFnT, IncomingMessage
 
 from agentfsm.core.errors import ClosedError
@@ -98,6 +98,9 @@ class ServerConnection:
 
     elicit: ElicitationFnT | None = None
     """Answers the questions that a handshake-era server asks during a call."""
+
+    extensions: Sequence[ClientExtension] = ()
+    """Extensions of the protocol that servers may use."""
 
     breaker: Breaker = attrs.field(factory=Breaker)
     """Circuit breaker of the whole server, besides those of its tools. It also limits restarts of a crashing server."""
@@ -257,7 +260,11 @@ class ServerConnection:
 
         observed = _observe_transport(self.transport.open(connection.mark_lost), connection.mark_lost)
         async with LenientClient(
-            observed, start_s=self.start_s, message_handler=hear, elicitation_callback=self.elicit
+            observed,
+            start_s=self.start_s,
+            message_handler=hear,
+            elicitation_callback=self.elicit,
+            extensions=self.extensions,
         ) as client:
             yield client
 

@@ -30,6 +30,7 @@ from agentfsm.mcp.oauth.server_authorization import (
     read_answer,
 )
 from agentfsm.mcp.oauth.stored_login import Challenge, LoginStorage, StoredLogin
+from agentfsm.mcp.sdk_parts import find_part
 
 OpenURL: TypeAlias = Callable[[str], Awaitable[None]]
 """Coroutine function that takes a person to a URL, for example in a browser."""
@@ -115,7 +116,7 @@ async def _run(
     )
     context = provider.context
     await storage.load(context)
-    await provider._initialize()  # noqa: SLF001  the package pins the SDK
+    await find_part(provider, "_initialize")()
     storage.restore()
     context.token_expiry_time = None  # no refresh: a person is here
     known = context.client_info

@@ -30,6 +30,7 @@ from agentfsm.logins.oauth_settings import OAuth
 from agentfsm.logins.token_store import default_tokens
 from agentfsm.mcp.errors import AuthorizationServerError, LoginRequiredError
 from agentfsm.mcp.oauth.stored_login import Challenge, LoginStorage
+from agentfsm.mcp.sdk_parts import find_part
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
@@ -112,7 +113,7 @@ class ServerAuthorization(RedirectAwareAuth):
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Yield the requests by which a provider gets a token, after a request was refused."""
         challenge = self._add_scopes(response)
-        async with aclosing(provider._auth_flow(request)) as flow:  # noqa: SLF001  the package pins the SDK
+        async with aclosing(find_part(provider, "_auth_flow")(request)) as flow:
             await anext(flow)  # the request itself, which was sent already
             outgoing = await flow.asend(challenge)
             while outgoing is not request:
@@ -135,7 +136,7 @@ class ServerAuthorization(RedirectAwareAuth):
             if self._provider is None:
                 provider = self._build_provider()
                 await self.storage.load(provider.context)
-                await provider._initialize()  # noqa: SLF001
+                await find_part(provider, "_initialize")()
                 self.storage.restore()
                 self._provider = provider
             return self._provider
@@ -169,7 +170,7 @@ class ServerAuthorization(RedirectAwareAuth):
             yield
 
     async def _refresh(self, provider: OAuthClientProvider) -> httpx2.Request:
-        request = await provider._refresh_token()  # noqa: SLF001
+        request: httpx2.Request = await find_part(provider, "_refresh_token")()
         check_url(str(request.url), allow_private=self.allow_private, role="an authorization server")
         return request
 
@@ -179,7 +180,7 @@ class ServerAuthorization(RedirectAwareAuth):
         Raises:
             AuthorizationServerError: when the authorization server has trouble; the tokens are kept.
         """
-        if await provider._handle_refresh_response(answer):  # noqa: SLF001
+        if await find_part(provider, "_handle_refresh_response")(answer):
             return True
         if answer.status_code in _REFRESH_REFUSED:
             await self.storage.save(tokens=None, expires_at=None)

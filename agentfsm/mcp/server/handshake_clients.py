@@ -23,6 +23,7 @@ from mcp.server.subscriptions import (
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
+from agentfsm.mcp.sdk_parts import find_part
 from agentfsm.mcp.server.input_requests import RequestContext
 
 # Maximum of subscriptions of one connection, which limits the memory for a client.
@@ -123,4 +124,5 @@ def unsubscribe(ctx: RequestContext, uri: str) -> None:
 
 
 def _get_connection(ctx: RequestContext) -> Connection:
-    return ctx.session._connection  # noqa: SLF001  a handler has no other access to state that outlives its request
+    connection: Connection = find_part(ctx.session, "_connection")  # no other state outlives the request of a handler
+    return connection

@@ -21,6 +21,7 @@ from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
 from agentfsm.serve.dialects.conversations import (
+    OPEN_WAITS,
     FrontEndResult,
     Turn,
     collect_versions,
@@ -130,7 +131,7 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     elif prompt is None:
         turn = await _continue(gateway, caller, latest, results, report)
     else:
-        if latest is None or results or all(each.kind is PendingKind.INPUT for each in latest.pending):
+        if latest is None or results or all(each.kind in OPEN_WAITS for each in latest.pending):
             await report()  # else the message is refused
         turn = await say(
             gateway,

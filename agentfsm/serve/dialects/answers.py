@@ -89,7 +89,7 @@ def read_answer(run: Run) -> Answer:
             error=f"run {run.id} ended without an answer: {run.stop_message}",
             usage=run.usage,
         )
-    if run.is_waiting:
+    if run.is_waiting and not run.awaits_tasks:
         return Answer(status=AnswerStatus.WAITING, text=describe_waits(run), usage=run.usage)
     text = f"[Run {run.id} goes on; see GET /v1/runs/{run.id}]"
     return Answer(status=AnswerStatus.WORKING, text=text, usage=run.usage)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from agentfsm.serve.gateway import Gateway
 
 
+# Waits of a run beside which it takes messages.
+OPEN_WAITS: Final = frozenset({PendingKind.INPUT, PendingKind.TASK})
+
+
 @attrs.frozen(kw_only=True)
 class Turn(Value):
     """The run that answers a message, and the position after which its events answer it."""
@@ -117,7 +121,7 @@ async def say(
         await answer_call(gateway, caller, item.run_id, item.call_id, answer, shown_run=item.run_id, digest=item.digest)
         return Turn(run_id=run.id, versions=versions)
     asked = () if results is None else list_front_end_calls(run)
-    if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT and item not in asked]:
+    if blocking := [item for item in run.pending if item.kind not in OPEN_WAITS and item not in asked]:
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
     await give_results(gateway, caller, asked, {each.call_id: _LEFT_ALONE for each in asked} | dict(results or {}))

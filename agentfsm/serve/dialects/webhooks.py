@@ -286,7 +286,7 @@ class _Sender:
             return
         run = await gateway.runs.load(delivery.run_id, at=delivery.version)
         document = build_past_document(run)
-        if document["status"] not in self.hook.statuses:
+        if document["status"] not in self.hook.statuses or run.awaits_tasks:  # it goes on by itself
             return
         event = {"type": f"run.{document['status']}", "timestamp": run.updated_at, "data": document}
         content = json.dumps(event).encode()

@@ -13,6 +13,7 @@ const TITLES = {
   outcome: "Unknown outcome",
   question: "Question",
   login: "Login",
+  task: "Task at a server",
   input: "Input",
   pause: "Paused",
   crash: "Paused after crashes",
@@ -73,7 +74,7 @@ function togetherCard(rootId, items, { done, asker = null }) {
  * @param {Deciding & {link?: boolean, posted?: any}} options
  */
 export function decisionCard(rootId, item, { done, link = false, posted = null, asker = null }) {
-  const build = { approval, outcome, question, login, input }[item.kind] ?? pause;
+  const build = { approval, outcome, question, login, input, task: () => [] }[item.kind] ?? pause;
   const body = h("div", { class: "body" });
   const finish = (text) => async (verb, values) => {
     const answer = await api.act(rootId, verb, values);

@@ -160,7 +160,7 @@ function drawRow(row) {
 }
 
 function describeWait(item) {
-  const kinds = { approval: "approval of {tool}", outcome: "outcome of {tool}", question: "answer for {tool}", login: "login for {tool}", input: "input", pause: "end of the pause", crash: "end of the pause" };
+  const kinds = { approval: "approval of {tool}", outcome: "outcome of {tool}", question: "answer for {tool}", login: "login for {tool}", task: "task of {tool}", input: "input", pause: "end of the pause", crash: "end of the pause" };
   return t(kinds[item.kind], { tool: item.tool });
 }
 

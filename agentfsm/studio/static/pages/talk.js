@@ -174,7 +174,7 @@ export const talk = {
     function update() {
       const current = last();
       const isOpen = current?.isOpen() ?? false;
-      const isDeciding = isOpen && current.model.details?.pending.some((item) => item.kind !== "input");
+      const isDeciding = isOpen && current.model.details?.pending.some((item) => !["input", "task"].includes(item.kind));
       send.disabled = isDeciding;
       greeting.hidden = session !== "" && current !== null;
       stop.hidden = !isOpen;
