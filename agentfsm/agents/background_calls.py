@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from agentfsm.agents.subagent import make_agent_tool
+from agentfsm.agents.subagent import find_inner_agent, make_agent_tool
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import ToolResult, UserMessage
@@ -69,6 +69,16 @@ def wrap_background_functions(agent: RunnableAgent, tools: ToolRegistry) -> Tool
         whole.unregister(tool.name)
         whole.register(_make_run_tool(agent, tool))
     return whole
+
+
+def find_function_agents(tools: ToolRegistry) -> dict[str, RunnableAgent]:
+    """Return the agents that call the background functions among the tools of an agent, by the function's name."""
+    agents = {tool.name: find_inner_agent(tool) for tool in tools if tool.background}
+    return {
+        name: agent
+        for name, agent in agents.items()
+        if agent is not None and isinstance(agent.driver.config.model, CallOnce)
+    }
 
 
 def _make_run_tool(agent: RunnableAgent, tool: Tool[..., Any]) -> Tool[..., Any]:

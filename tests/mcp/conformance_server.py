@@ -12,6 +12,7 @@ from typing import Any, Final
 import anyio
 
 from agentfsm import (
+    Agent,
     AudioPart,
     FilePart,
     ImagePart,
@@ -24,6 +25,9 @@ from agentfsm import (
     tool,
 )
 from agentfsm.mcp import MCPService, Prompt, Resource
+from agentfsm.mcp.server.served_runs import ServedRuns
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import ScriptedModel
 from agentfsm.tools.tool import make_tool
 
 # One red pixel.
@@ -257,8 +261,52 @@ PROMPTS: Final = (
 )
 
 
-REGISTRY: Final = ToolRegistry.of(TOOLS)
-SERVICE: Final = MCPService(REGISTRY, name="conformance", resources=RESOURCES, prompts=PROMPTS)
+YES: Final = {"type": "boolean"}
+BOTH: Final = {"name": {"type": "string"}, "confirm": YES}
+
+
+@tool(read_only=True)
+def greet(name: str) -> str:
+    """Greet."""
+    return f"Hello, {name}!"
+
+
+@tool(background=True)
+async def slow_compute(seconds: float, label: str) -> str:
+    """Compute for a while."""
+    await anyio.sleep(seconds)
+    return f"computed {label}"
+
+
+@tool(background=True)
+def failing_job() -> str:
+    """Fail."""
+    raise RuntimeError("This job fails")
+
+
+@tool(background=True)
+def confirm_delete(ctx: RunContext[None], filename: str) -> str:
+    """Ask once."""
+    if "sure" not in ctx.answers:
+        raise InputRequired(_form("sure", f"Delete {filename}?", confirm=YES))
+    return f"deleted {filename}"
+
+
+@tool(background=True)
+def multi_input(ctx: RunContext[None]) -> str:
+    """Ask two things at once."""
+    if not ctx.answers:
+        raise InputRequired(_form("a", "One?", **BOTH), _form("b", "Two?", **BOTH))
+    return f"got {dict(ctx.answers)}"
+
+
+LONG: Final = Agent(
+    ScriptedModel(), name="jobs", tools=[slow_compute, failing_job, confirm_delete, multi_input], store=MemoryStore()
+)
+REGISTRY: Final = ToolRegistry.of([*TOOLS, greet, *LONG.driver.config.registry])
+SERVICE: Final = MCPService(
+    REGISTRY, name="conformance", resources=RESOURCES, prompts=PROMPTS, runs=ServedRuns(agent=LONG)
+)
 
 if __name__ == "__main__":
     anyio.run(SERVICE.http, "127.0.0.1", int(sys.argv[1]))

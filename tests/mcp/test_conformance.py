@@ -37,7 +37,9 @@ CLIENT = {
 LOGGING = "Logging over the protocol is deprecated since 2026-07-28, and left out."
 SAMPLING = "Sampling is deprecated since 2026-07-28, and left out: a tool that needs a model brings its own."
 ROOTS = "Roots are deprecated since 2026-07-28, and left out."
-TASKS = "Tasks are an extension that the SDK does not have; a long job is a run, which is started and looked at."
+LONG = "A call that takes long is a task, also for a client that has none: it is told so."
+FAULTS = "A tool that fails has a result; it makes no error of the protocol."
+ASKED = "What a task asks, it asks once it has begun: its questions are in the journal."
 # Why a check of our server fails, by revision.
 SERVER = {
     "2025-11-25": {
@@ -54,15 +56,9 @@ SERVER = {
         "input-required-result-non-tool-request": "A prompt asks nobody.",
         "server-stateless:sep-2575-missing-capability-http-400": SAMPLING,
         "server-stateless:sep-2575-server-rejects-undeclared-capability": SAMPLING,
-        "tasks-capability-negotiation": TASKS,
-        "tasks-dispatch-and-envelope": TASKS,
-        "tasks-lifecycle": TASKS,
-        "tasks-mrtr-composition": TASKS,
-        "tasks-mrtr-input": TASKS,
-        "tasks-request-headers": TASKS,
-        "tasks-request-state-removal": TASKS,
-        "tasks-required-task-error": TASKS,
-        "tasks-wire-fields": TASKS,
+        "tasks-capability-negotiation:sep-2663-server-rejects-undeclared-client": LONG,
+        "tasks-lifecycle:sep-2663-tasks-get-status-failed": FAULTS,
+        "tasks-mrtr-composition:sep-2663-mrtr-synchronous-before-task-creation": ASKED,
     },
 }
 

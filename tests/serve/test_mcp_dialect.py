@@ -7,17 +7,19 @@ from functools import partial
 import anyio
 import httpx2
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import Agent, InputRequired, Question, RunContext, StoreError, ToolResult, tool
 from agentfsm._lib.plugins import require_extra
+from agentfsm.mcp.client.tasks import cancel_task
 from agentfsm.serve import RateLimits, serve
 from agentfsm.serve.dialects import mcp_sessions
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateway_client import paying
 from tests.support.gateways import named, read_caller, serving
+from tests.support.task_client import OPTIONS, accept, answer, begin, look
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 HELLO = {
@@ -268,3 +270,22 @@ async def test_it_needs_its_extra(monkeypatch):
     async with serving(paying()) as server:
         answer = await server.post("/mcp", json=HELLO, headers=ACCEPT | named())
         assert (answer.status_code, "pip install 'agentfsm[mcp]'" in answer.text) == (501, True)
+
+
+async def test_a_run_is_a_task_of_its_caller():
+    """Its approval is asked by the task, and decided by whose key may; to another tenant there is no such task."""
+    async with serving(paying()) as server, connected(server, "ann/acme/run", **OPTIONS) as client:
+        task = await begin(client, "start", prompt="pay")
+        [(key, request)] = (await look(client, task, "input_required")).input_requests.items()
+        assert "May pay run?" in request.params.message
+        approve = {key: accept(approve=True)}
+        for caller, why in (("bob/other/run+approve", "there is no task"), ("ann/acme/run", "approve")):
+            async with connected(server, caller, **OPTIONS) as other:
+                with pytest.raises(MCPError, match=why):
+                    await answer(other, task, **approve)
+        async with connected(server, "eve/acme/run+approve", **OPTIONS) as boss:
+            await answer(boss, task, **approve)
+        await look(client, task, "completed")
+        again = await begin(client, "start", prompt="pay")
+        await cancel_task(client, again)
+        assert (await said(client, "result", run_id=again))["stop_reason"] == "cancelled"

@@ -289,12 +289,13 @@ async def collect_answers(
     call_state = _add_answers(call_state, replies, lead)
     if not call_state.questions:
         return call_state
-    requests = {question.key: _to_elicit_params(question) for question in call_state.questions}
+    requests = {question.key: to_elicit_params(question) for question in call_state.questions}
     outcome = await broker.request_input(ctx, call_state, requests, lead=lead, expires_s=expires_s)
     return outcome if isinstance(outcome, m.InputRequiredResult) else _add_answers(call_state, outcome, lead)
 
 
-def _to_elicit_params(question: Question) -> ElicitParams:
+def to_elicit_params(question: Question) -> ElicitParams:
+    """Return a question in the protocol's form."""
     if question.url:
         return m.ElicitRequestURLParams(message=strip_unsafe(question.message), url=question.url)
     schema = {"type": "object", "properties": {}, **(question.schema or {})}

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from agentfsm._lib.newest import Newest
 from agentfsm.agents.admission import admit, admit_answer
+from agentfsm.agents.background_calls import find_function_agents
 from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.agents.worker import Worker
@@ -29,11 +30,12 @@ from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.engine.execution.options import ExecutionOptions
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.handshake_clients import EventBus
 from agentfsm.mcp.server.resources import Resource
-from agentfsm.ports.store import Filter
+from agentfsm.ports.store import Filter, Store
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
@@ -163,19 +165,20 @@ class ServedRuns:
         """
         self._is_ending = False
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run_worker, drain_s)
+            for agent in (self.agent, *self.long_tools.values()):
+                tasks.start_soon(self._run_worker, agent, drain_s)
             yield
             tasks.cancel_scope.cancel()
 
-    async def _run_worker(self, drain_s: float) -> None:
+    async def _run_worker(self, agent: RunnableAgent, drain_s: float) -> None:
         worker = Worker(
-            agent=self.agent,
-            execute=self._drive,
+            agent=agent,
+            execute=functools.partial(self._drive, agent),
             deps=self.deps,
             parallel=MAX_PARALLEL_RUNS,
             poll_s=POLL_S,
             drain_s=drain_s,
-            starter=DueRuns(self.agent),
+            starter=DueRuns(agent) if agent is self.agent else None,
         )
         with anyio.CancelScope() as scope:
             own = self._workers[worker] = _WorkerScope(scope)
@@ -209,7 +212,7 @@ class ServedRuns:
         for worker in workers:
             await worker.ended.wait()
 
-    async def _drive(self, run: Run, options: ExecutionOptions) -> Run:
+    async def _drive(self, agent: RunnableAgent, run: Run, options: ExecutionOptions) -> Run:
         run_id, report = run.id, options.on_run
 
         def report_and_record(run: Run) -> None:
@@ -220,7 +223,7 @@ class ServedRuns:
 
         self._failures.pop(run_id, None)
         try:
-            return await self.agent.driver.run_until_blocked(run, options._replace(on_run=report_and_record))
+            return await agent.driver.run_until_blocked(run, options._replace(on_run=report_and_record))
         except Exception as error:
             self._failures[run_id] = result_text.describe_error(error)
             raise
@@ -376,6 +379,50 @@ class ServedRuns:
         self._wake_workers()
         return {"run_id": run_id, "noted": f"{decision} by {by}"}
 
+    # Tasks.
+
+    @property
+    def store(self) -> Store:
+        """Store of the runs."""
+        return self.agent.store
+
+    @property
+    def start_tool(self) -> str:
+        """Name of the tool that starts runs."""
+        return f"{self.prefix}start"
+
+    @functools.cached_property
+    def long_tools(self) -> Mapping[str, RunnableAgent]:
+        """Agents that make the calls of background functions, by the name of the function."""
+        return find_function_agents(self.agent.driver.config.registry)
+
+    async def load_task(self, _deps: Any, run_id: str) -> Run:
+        """Return a run of this agent."""
+        return await self._load_own(run_id)
+
+    async def describe_task(self, run: Run) -> dict[str, Any]:
+        """Return a run as `result` does."""
+        return await self._describe_run(run)
+
+    async def decide(self, _deps: Any, _run: Run, item: Pending, given: bool | str | Mapping[str, Any] | None) -> None:
+        """Post a person's decision."""
+        runs = self.agent.runs
+        if item.kind is PendingKind.APPROVAL and given:
+            await runs.approve(item.run_id, item.call_id, by=_CLIENT, digest=item.digest)
+        elif item.kind is PendingKind.APPROVAL:
+            await runs.reject(item.run_id, item.call_id, by=_CLIENT)
+        else:
+            assert not isinstance(given, bool)  # it is no approval  # noqa: S101
+            is_declined = given is None
+            await runs.answer(
+                item.run_id, item.call_id, given, declined=is_declined, by=_CLIENT, digest=item.digest or None
+            )
+        self._wake_workers()
+
+    async def cancel_task(self, _deps: Any, run: Run) -> None:
+        """End a run."""
+        await self.agent.runs.cancel(run.id, by=_CLIENT)
+
     async def _load_own(self, run_id: str) -> Run:
         """Return a run of this agent, or of one of its sub-agents.
 
@@ -386,7 +433,7 @@ class ServedRuns:
         header = run.header
         while header.agent != self.agent.name and header.parent is not None:
             header = await self.agent.runs.header(header.parent)
-        if header.agent != self.agent.name:
+        if header.agent != self.agent.name and header.agent not in self.long_tools:
             raise RunNotFoundError(f"there is no run {run_id!r} of {self.agent.name!r} in the store")
         return run
 
@@ -409,7 +456,7 @@ class ServedRuns:
     async def _is_settled(self, run_id: str) -> bool:
         run = await self.agent.load(run_id)
         status, _ = await read_status(self.agent.store, run)
-        is_open = status in {RunStatus.RUNNING, RunStatus.IDLE, RunStatus.QUEUED}
+        is_open = status in {RunStatus.RUNNING, RunStatus.IDLE, RunStatus.QUEUED} or run.awaits_tasks
         return not is_open or run_id in self._failures
 
     async def _describe_run(self, run: Run) -> dict[str, Any]:

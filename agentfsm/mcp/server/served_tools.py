@@ -17,8 +17,9 @@ import mcp.types as m
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from agentfsm._lib.web.eviction import derive_client_key
+from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, ArgumentsError
-from agentfsm.core.labels import ToolKind
+from agentfsm.core.labels import FROM_MODEL, ToolKind
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.engine.deciders.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
@@ -77,6 +78,9 @@ class ServedTools:
     max_client_calls: int
     """Maximum of calls of one client over HTTP that are in progress or wait."""
 
+    long_tools: frozenset[str] = frozenset()
+    """Names of the tools whose calls are tasks: they are listed for clients that have tasks."""
+
     is_stopping: bool = attrs.field(default=False, init=False)
     """Whether the server is stopping, so that no further call begins."""
 
@@ -114,9 +118,11 @@ class ServedTools:
     def is_offered(self, tool: Tool[..., Any]) -> bool:
         """Return whether clients can see and call a tool.
 
-        Tools with an external result need a run that waits, and agents need a run whose budget pays for them.
+        Tools with an external result need a run that waits, and agents need a run whose budget pays for them. A call of
+        a tool that takes long is a run of its own.
         """
-        if tool.waits_for is not None or tool.kind is ToolKind.AGENT or not self._is_enabled(tool):
+        is_agent = tool.kind is ToolKind.AGENT and tool.name not in self.long_tools
+        if tool.waits_for is not None or is_agent or not self._is_enabled(tool):
             return False
         return self.permissions is None or self.permissions.may_offer(tool, ())
 
@@ -134,9 +140,10 @@ class ServedTools:
         tool = self.registry.get(name)
         return tool if tool is not None and self.is_offered(tool) else None
 
-    def list_tools(self) -> list[m.Tool]:
-        """Return the offered tools in the protocol's form."""
-        return [self._to_mcp_tool(tool) for tool in self.registry if self.is_offered(tool)]
+    def list_tools(self, *, has_tasks: bool = False) -> list[m.Tool]:
+        """Return the offered tools in the protocol's form, with those that take long if the client has tasks."""
+        offered = [tool for tool in self.registry if self.is_offered(tool)]
+        return [self._to_mcp_tool(tool) for tool in offered if has_tasks or tool.name not in self.long_tools]
 
     def _to_mcp_tool(self, tool: Tool[..., Any]) -> m.Tool:
         output = self._get_output_schema(tool)
@@ -178,6 +185,22 @@ class ServedTools:
         except InputNotGivenError as end:
             return _error_result(str(end))
 
+    async def begin_call(
+        self, ctx: RequestContext, params: m.CallToolRequestParams, tool: Tool[..., Any], agent: RunnableAgent
+    ) -> m.CallToolResult | str:
+        """Begin the run of a call that takes long. Return its id, or an error result if it may not begin."""
+        call = self._build_call(params)
+        try:
+            bound = tool.bind_and_check(call.arguments)
+        except ArgumentsError as error:
+            return _error_result(str(error))
+        if (refusal := self.check_permission(tool, bound)) is not None:
+            return _error_result(refusal.text)
+        if (why := self._explain_overload(ctx)) is not None:
+            return _error_result(f"{tool.name} was not run: {why}; try again later")
+        run = await agent.submit(call.arguments, labels=FROM_MODEL)
+        return run.id
+
     async def _run_with_input(
         self,
         ctx: RequestContext,
@@ -209,12 +232,15 @@ class ServedTools:
                 call_state, replies = answered, {}
             if (why := self._explain_overload(ctx)) is not None:
                 return _error_result(f"{tool.name} was not run: {why}; try again later")
-            deps = self.deps if self.resolve_deps is None or ctx.request is None else self.resolve_deps(ctx.request)
-            host = ServedHost(self, call_state, deps)
+            host = ServedHost(self, call_state, self.find_deps(ctx))
             result = await self._run(ctx, call, host, numbers)
             if result is not None:
                 return self._to_mcp_result(tool, result)
             call_state = host.call_state
+
+    def find_deps(self, ctx: RequestContext) -> Any:
+        """Return the `ctx.deps` of a request's calls."""
+        return self.deps if self.resolve_deps is None or ctx.request is None else self.resolve_deps(ctx.request)
 
     def _explain_overload(self, ctx: RequestContext) -> str | None:
         """Return why another call of a client would be too many, or None."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import attrs
@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import current_token
 from mcp import MCPError
 from mcp.server import NotificationOptions, Server
+from mcp.server.mcpserver import require_client_extension
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -38,12 +39,14 @@ from agentfsm.agents.runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, require_type
 from agentfsm.core.value import Value
+from agentfsm.mcp.client.tasks import TASKS_EXTENSION
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
 from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, EventBus, attach, subscribe, unsubscribe
 from agentfsm.mcp.server.http_sessions import MAX_SESSIONS, SESSION_IDLE_TIMEOUT_S, SessionLimiter
 from agentfsm.mcp.server.input_requests import RequestContext
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
 from agentfsm.mcp.server.served_runs import ServedRuns
+from agentfsm.mcp.server.served_tasks import ServedTasks, TaskRuns, declares_tasks
 from agentfsm.mcp.server.served_tools import ServedTools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.queue import result_text
@@ -191,6 +194,9 @@ class MCPService:
     runs: ServedRuns | None = None
     """Runs of an agent that clients may start and follow. None: only tools, resources and prompts are served."""
 
+    tasks: TaskRuns | None = attrs.field(default=attrs.Factory(lambda service: service.runs, takes_self=True))
+    """Runs that are tasks for clients that declare the extension. Default: those of `runs`. None: there are none."""
+
     drain_s: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Seconds that calls in flight, and those of runs, have to end when the server stops, 0 or more. Default 0: runs
     are cut off, and requests over HTTP have 3 s.
@@ -202,6 +208,7 @@ class MCPService:
     _tools: tuple[ServedTools, ...] = attrs.field(init=False)
     """Served tools: those for the runs first, then the registry's."""
 
+    _served_tasks: ServedTasks | None = attrs.field(init=False)
     _bus: EventBus = attrs.field(init=False)
     _listen: ListenHandler = attrs.field(init=False)
     _announced_version: int = attrs.field(default=0, init=False)
@@ -216,10 +223,12 @@ class MCPService:
             timeout_s=self.timeout_s,
             limit=self.limit,
             max_client_calls=self.client_limits.calls,
+            long_tools=frozenset() if self.tasks is None else frozenset(self.tasks.long_tools),
         )
         self._bus = EventBus() if self.runs is None else self.runs.bus
         self._tools = (own,) if self.runs is None else (self._build_run_tools(self.runs), own)
         self._listen = ListenHandler(self._bus)
+        self._served_tasks = None if self.tasks is None else ServedTasks(self.tasks, own.find_deps)
         self._announced_version = self.registry.version
         self.server = self._build_server()
 
@@ -259,6 +268,8 @@ class MCPService:
             on_completion=self._complete if has_completion else None,
             on_subscriptions_listen=self._listen,
         )
+        if self._served_tasks is not None:
+            self._served_tasks.register(server)
         server.add_notification_handler("notifications/initialized", m.NotificationParams, self._attach_client)
         return server
 
@@ -450,10 +461,11 @@ class MCPService:
     async def _attach_client(self, ctx: RequestContext, _params: m.NotificationParams) -> None:
         attach(ctx, self._bus, ctx.lifespan_context)
 
-    async def _list_tools(self, _ctx: RequestContext, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
+    async def _list_tools(self, ctx: RequestContext, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
         _check_no_cursor(params)
         await self._refresh()
-        return m.ListToolsResult(tools=[tool for each in self._tools for tool in each.list_tools()])
+        has_tasks = declares_tasks(ctx)
+        return m.ListToolsResult(tools=[tool for each in self._tools for tool in each.list_tools(has_tasks=has_tasks)])
 
     async def _call_tool(
         self, ctx: RequestContext, params: m.CallToolRequestParams
@@ -469,9 +481,32 @@ class MCPService:
             raise MCPError(m.INVALID_PARAMS, result_text.unknown_tool_text(params.name, names) + why)
         tools, tool = found
         try:
-            return await tools.call(ctx, params, tool)
+            if self.tasks is None or self._served_tasks is None or tool.name not in self._task_tools(self.tasks):
+                return await tools.call(ctx, params, tool)
+            if tool.name in self.tasks.long_tools:
+                require_client_extension(ctx, TASKS_EXTENSION)
+                begun: m.Result | str = await tools.begin_call(ctx, params, tool, self.tasks.long_tools[tool.name])
+            elif declares_tasks(ctx):
+                begun = await self._start_run(ctx, params, tools, tool)
+            else:
+                return await tools.call(ctx, params, tool)
+            task = begun if isinstance(begun, m.Result) else await self._served_tasks.begin(ctx, begun)
+            return cast("m.CallToolResult", task)  # the type of the SDK has no results of extensions
         finally:
             self._announce_tools()  # a tool may add or remove tools
+
+    def _task_tools(self, tasks: TaskRuns) -> set[str]:
+        return {tasks.start_tool, *tasks.long_tools}
+
+    async def _start_run(
+        self, ctx: RequestContext, params: m.CallToolRequestParams, tools: ServedTools, tool: Tool[..., Any]
+    ) -> m.Result | str:
+        """Start a run without waiting for it. Return its id, or a result if it was not started."""
+        arguments = {**(params.arguments or {}), "wait_s": 0}
+        started = await tools.call(ctx, params.model_copy(update={"arguments": arguments}), tool)
+        if isinstance(started, m.CallToolResult) and not started.is_error and started.structured_content is not None:
+            return str(started.structured_content["run_id"])
+        return started
 
     # Resources.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, Required, TypeAlias, cast
 
 import anyio
@@ -16,8 +17,9 @@ from agentfsm.agents.run_reports import describe_progress, describe_run
 from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.labels import FROM_MODEL
 from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.journal.run_status import RunStatus, list_statuses, read_status
-from agentfsm.ports.store import Filter
+from agentfsm.ports.store import Filter, Store
 from agentfsm.serve.access import Caller
 from agentfsm.serve.errors import SERVER_FAILED, explain_error
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text
@@ -300,6 +302,48 @@ class CallerRunTools:
         """
         await cancel_run(self.gateway, ctx.deps, run_id, message=message)
         return {"run_id": run_id, "noted": f"cancelled by {ctx.deps.user}"}
+
+    # Tasks.
+
+    start_tool = "start"
+    long_tools: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def store(self) -> Store:
+        """Store of the runs."""
+        return self.gateway.runs.store
+
+    async def load_task(self, caller: Caller, run_id: str) -> Run:
+        """Return a run that the caller may see."""
+        return await self.gateway.load(await self.gateway.open_run(run_id, caller))
+
+    async def describe_task(self, run: Run) -> dict[str, Any]:
+        """Return a run as `result` does."""
+        return describe_run(run, *await read_status(self.store, run))
+
+    async def decide(
+        self, caller: Caller, _run: Run, item: Pending, given: bool | str | Mapping[str, Any] | None
+    ) -> None:
+        """Post a decision as the caller."""
+        if item.kind is not PendingKind.APPROVAL:
+            assert not isinstance(given, bool)  # it is no approval  # noqa: S101
+            await answer_call(
+                self.gateway,
+                caller,
+                item.run_id,
+                item.call_id,
+                given,
+                digest=item.digest or None,
+                declined=given is None,
+            )
+        elif given:
+            await approve_call(self.gateway, caller, item.run_id, item.call_id, digest=item.digest)
+        else:
+            await reject_call(self.gateway, caller, item.run_id, item.call_id)
+
+    async def cancel_task(self, caller: Caller, run: Run) -> None:
+        """End a run as the caller."""
+        await cancel_run(self.gateway, caller, run.id)
 
     async def _wait_for(self, ctx: _Context, run_id: str, wait_s: float) -> RunDocument:
         """Return a run once it is over or waits, at the latest after `wait_s` seconds; report progress meanwhile."""

@@ -146,6 +146,7 @@ def _load_server(gateway: Gateway) -> _Server:
         instructions=f"Runs of agents. Agents of this server: {names}.",
         resolve_deps=lambda request: request.scope[_CALLER_KEY],
         limit=MAX_CALLS,
+        tasks=tools,
     )
     return _Server(service=service, tools=tools, claim=claim_request)
 
