@@ -494,6 +494,7 @@ def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
         on_unknown="",  # a person has decided on the starts before
         approved=event.digest or own.digest,
     )
+    changes["approvals"] = {**run.approvals, event.call_id: event.by}
     if run.plan is not None and event.call_id == f"p{run.plan.number}":
         changes["plan"] = attrs.evolve(run.plan, is_approved=True)
     elif event.arguments is not None and run.reply is not None:

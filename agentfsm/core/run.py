@@ -209,6 +209,9 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             labels=prior_run.labels,
             counted=prior_run.counted,
             acted=prior_run.acted,
+            approvals={key: by for key, by in prior_run.approvals.items() if parse_turn(key)},
+            earlier_steps=prior_run.closed_steps,
+            given=prior_run.given,
             waited_turn=0 if header.created_at - prior_run.updated_at > FORGOTTEN_AFTER_S or has_waited else -1,
         )
     if header.labels:
@@ -218,7 +221,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
         return run
     has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)
     turns = max(run.turns_before, find_last_turn(history))
-    return attrs.evolve(run, turns_before=turns, has_cut=run.has_cut or has_cut)
+    return attrs.evolve(run, turns_before=turns, has_cut=run.has_cut or has_cut, given=len(history))
 
 
 _INITIAL_FIELDS: Final = dict(vars(Run(header=Header(id="", prompt=(), created_at=0.0))))

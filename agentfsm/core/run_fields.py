@@ -184,6 +184,17 @@ class RunFields(Value):
     retries: Mapping[str, int] = attrs.field(factory=dict)
     """Number of retries by tool name."""
 
+    approvals: Mapping[str, str] = attrs.field(factory=dict)
+    """Names of the persons who approved calls, by call id, those of the replies of the runs that it continues included.
+    A name is empty if none was given.
+    """
+
+    earlier_steps: tuple[OpenCall, ...] = ()
+    """Closed steps of the plans of the runs that it continues."""
+
+    given: int = 0
+    """Number of messages at the beginning of the whole history that a caller gave, and no journal has."""
+
     stop_reason: StopReason | None = None
     stop_message: str = ""
     updated_at: float = 0.0
@@ -208,6 +219,11 @@ class RunFields(Value):
     def own_start(self) -> int:
         """Index of the run's first own message. All earlier messages come from the history that the run continues."""
         return len(self.prior) + len(self.header.history)
+
+    @property
+    def closed_steps(self) -> tuple[OpenCall, ...]:
+        """Closed steps of the plans of this run and of those that it continues."""
+        return self.earlier_steps if self.plan is None else (*self.earlier_steps, *self.plan.closed)
 
     @property
     def shown(self) -> Sequence[Message]:
