@@ -37,6 +37,8 @@ def describe_run(run: Run, status: RunStatus, standstill: str) -> dict[str, Any]
         view["answer"] = read_output(run)
     elif run.stop_reason is not None:
         view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
+    if run.findings:
+        view["findings"] = [*run.findings]
     if standstill:
         view["standstill"] = standstill
     if run.pending:

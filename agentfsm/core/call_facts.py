@@ -25,6 +25,9 @@ class CallFact(Value):
     run_id: str
     """Id of the run that knows the call. A call of an earlier run of the conversation has the id of the later one."""
 
+    is_earlier: bool = False
+    """Whether an earlier run of the conversation made it."""
+
     call_id: str
     tool: str
     """Name of the tool."""
@@ -37,6 +40,9 @@ class CallFact(Value):
 
     is_started: bool
     """Whether its tool was started."""
+
+    is_decided: bool = False
+    """Whether the call is open and guards have decided on it."""
 
     is_refused: bool = False
     """Whether the call is open and will not start, because guards refused it."""
@@ -86,14 +92,15 @@ def iterate_closed_calls(run: RunFields, start: int = 0, steps: int = 0) -> Iter
         steps: Index of the first closed step, those of the runs that it continues included.
     """
     calls: dict[str, ToolCall] = {}
-    for message in run.messages[max(start, run.given) :]:
+    start, earlier = max(start, run.given), len(run.prior)
+    for place, message in enumerate(run.messages[start:], start):
         if isinstance(message, AssistantMessage):
             calls = {call.id: call for call in message.calls}
         elif isinstance(message, ToolResult) and message.tool not in ENGINE_TOOLS:
-            yield _build_fact(run, calls[message.call_id], message)
-    for entry in run.closed_steps[steps:]:
+            yield _build_fact(run, calls[message.call_id], message, is_earlier=place < earlier)
+    for place, entry in enumerate(run.closed_steps[steps:], steps):
         if entry.result is not None and entry.call.name not in ENGINE_TOOLS:
-            yield _build_fact(run, entry.call, entry.result)
+            yield _build_fact(run, entry.call, entry.result, is_earlier=place < len(run.earlier_steps))
 
 
 def list_open_calls(run: RunFields) -> list[CallFact]:
@@ -105,7 +112,7 @@ def list_open_calls(run: RunFields) -> list[CallFact]:
     ]
 
 
-def _build_fact(run: RunFields, call: ToolCall, result: ToolResult) -> CallFact:
+def _build_fact(run: RunFields, call: ToolCall, result: ToolResult, *, is_earlier: bool = False) -> CallFact:
     background = run.background.get(call.id) if run.background else None
     if background is not None:
         if background.result is None:
@@ -113,6 +120,7 @@ def _build_fact(run: RunFields, call: ToolCall, result: ToolResult) -> CallFact:
         result = background.result
     return CallFact(
         run_id=run.id,
+        is_earlier=is_earlier,
         call_id=call.id,
         tool=call.name,
         arguments=parse_arguments(call),
@@ -137,6 +145,7 @@ def _build_open_fact(run: RunFields, entry: OpenCall) -> CallFact:
         arguments=parse_arguments(entry.call),
         outcome=None,
         is_started=is_started,
+        is_decided=guarded is not None,
         is_refused=guarded is not None and guarded.verdict is GuardVerdict.REFUSE and not is_started,
         may_have_happened=is_started or entry.phase is Phase.OUTCOME_UNKNOWN,
         approved_by=run.approvals.get(entry.call.id),

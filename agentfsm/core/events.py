@@ -421,6 +421,9 @@ class Guarded(Event):
     counts: bool = False
     """Whether the call counts toward a quota. It no longer does if it ends before its tool is tried."""
 
+    first: str = ""
+    """Name of the tool that must succeed before the call may run; empty if nothing the model can do permits it."""
+
 
 @attrs.frozen(kw_only=True)
 class ToolStarted(Event):
@@ -637,6 +640,9 @@ class Judged(Event):
 class Accepted(Event):
     """The draft is the answer."""
 
+    findings: tuple[str, ...] = ()
+    """What is not as rules want it at the end of the run, as clauses."""
+
 
 @attrs.frozen(kw_only=True)
 class LimitReached(Event):
@@ -657,6 +663,9 @@ class Failed(Event):
     reason: StopReason
     message: str
     """Reason with the number reached, for people."""
+
+    findings: tuple[str, ...] = ()
+    """What is not as rules want it at the end of the run, as clauses."""
 
 
 @attrs.frozen(kw_only=True)

@@ -555,8 +555,8 @@ def _reduce_judged(run: RunFields, event: e.Judged) -> Changes:
     return {"verdict": event.verdict, "usage": run.usage + event.usage}
 
 
-def _reduce_accepted(_run: RunFields, _event: e.Accepted) -> Changes:
-    return {"stop_reason": StopReason.COMPLETED}
+def _reduce_accepted(_run: RunFields, event: e.Accepted) -> Changes:
+    return {"stop_reason": StopReason.COMPLETED, "findings": event.findings}
 
 
 def _reduce_paused(run: RunFields, event: e.Paused) -> Changes:
@@ -600,7 +600,12 @@ def _reduce_limit_reached(run: RunFields, event: e.LimitReached) -> Changes:
 
 
 def _reduce_failed(run: RunFields, event: e.Failed) -> Changes:
-    return {**_stop_run(run, event), "stop_reason": event.reason, "stop_message": event.message}
+    return {
+        **_stop_run(run, event),
+        "stop_reason": event.reason,
+        "stop_message": event.message,
+        "findings": event.findings,
+    }
 
 
 def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:

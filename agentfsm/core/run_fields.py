@@ -195,6 +195,10 @@ class RunFields(Value):
     given: int = 0
     """Number of messages at the beginning of the whole history that a caller gave, and no journal has."""
 
+    findings: tuple[str, ...] = ()
+    """What is not as rules want it at the end of the run, as clauses: "the rule eventually(unlock, after=lock): ...".
+    """
+
     stop_reason: StopReason | None = None
     stop_message: str = ""
     updated_at: float = 0.0

@@ -22,6 +22,7 @@ from agentfsm.engine.deciders import (
     approvals,
     background,
     cost,
+    duties,
     guards,
     judge,
     labels,
@@ -76,6 +77,10 @@ MustReview: TypeAlias = Callable[[AssistantMessage], bool]
 Review: TypeAlias = "Callable[[Execution, Reflect], Awaitable[e.Continued | e.Accepted | StepOutcome | None]]"
 # REFLECT, before the run goes on with a note for the model: the note as it is committed, or the end of the run.
 OnContinue: TypeAlias = "Callable[[Execution, e.Continued], e.Continued | StepOutcome]"
+
+
+# REFLECT, with a draft that is accepted: what is not as it should be, for the end of the run.
+FindFaults: TypeAlias = "Callable[[Execution], Awaitable[Sequence[str]]]"
 
 
 # ACT, before any call runs: commits decisions on the open calls, and returns the calls that may run.
@@ -135,6 +140,7 @@ class Line(Value):
 
     review_results: tuple[Review, ...]
     review_draft: tuple[Review, ...]
+    find_faults: tuple[FindFaults, ...]
     on_child_result: tuple[OnChildResult, ...]
     on_exit: tuple[Callable[[Execution], Awaitable[None]], ...]
     """What is done when an execution ends, however it ends."""
@@ -170,6 +176,7 @@ def build_line(execution: Execution) -> Line:
     known: Line | None = config.lines.get(key)
     if known is not None:
         return known
+    has_duties = any(guard.binds_end() for guard in config.guards)
     has_guards, has_background = bool(config.guards), bool(config.registry.background_tools or run.background)
     has_cache, has_output, has_judge = (
         each is not None for each in (config.answer_cache, config.output_spec, config.judge)
@@ -249,8 +256,10 @@ def build_line(execution: Execution) -> Line:
             (labels.review_draft, has_guards),
             (judge.apply_verdict, has_judge or run.verdict),
             (output.check_draft, has_output),
+            (duties.check_draft, has_duties),
             (judge.ask_judge, has_judge),
         ),
+        find_faults=_used((duties.find_due, has_duties)),
         on_child_result=_used((labels.withhold_from_child, has_guards), (labels.fence_child, has_guards)),
         on_exit=_used((spend.flush, has_spend)),
         describe_wait=_used((spend.describe_wait, has_spend)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentfsm.core import events as e
 from agentfsm.core.inbox import Input
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -36,15 +38,18 @@ async def reflect(execution: Execution, effect: Reflect, calls: ToolCalls) -> St
                 if isinstance(found := decide(execution, found), StepOutcome):
                     break
     if isinstance(found, e.Accepted):
-        return await _accept_draft(execution)
+        for find in line.find_faults:
+            found = attrs.evolve(found, findings=(*found.findings, *await find(execution)))
+        return await _accept_draft(execution, found)
     return found if isinstance(found, StepOutcome) else StepOutcome((found,))
 
 
-async def _accept_draft(execution: Execution, *, reread: bool = False) -> StepOutcome:
+async def _accept_draft(execution: Execution, accepted: e.Accepted, *, reread: bool = False) -> StepOutcome:
     """Accept the draft, unless input has arrived that it does not answer.
 
     Args:
         execution: The execution of the run.
+        accepted: The end of the run.
         reread: Whether to read the inbox anew, since something arrived before the end was written. It may be a late
             decision and no input: then the draft still stands, and the model must not go on from it.
     """
@@ -53,5 +58,5 @@ async def _accept_draft(execution: Execution, *, reread: bool = False) -> StepOu
         return stop
     if any(isinstance(row.item, Input) for row in rows):
         return StepOutcome((e.Continued(),))
-    retry = partial(_accept_draft, execution, reread=True)
-    return StepOutcome((e.Accepted(),), [row.number for row in rows], otherwise=retry)
+    retry = partial(_accept_draft, execution, accepted, reread=True)
+    return StepOutcome((accepted,), [row.number for row in rows], otherwise=retry)

@@ -29,6 +29,19 @@ from agentfsm.guards.detection import Detection, PatternDetector, calibrate, sco
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import FenceRule, Guard, fence_untrusted
 from agentfsm.guards.leak_rule import LeakRule, no_leaks
+from agentfsm.guards.time_rules import (
+    Calls,
+    CountRule,
+    DutyRule,
+    TimeRule,
+    approved,
+    at_most,
+    before,
+    eventually,
+    never,
+    only_if,
+    within,
+)
 from agentfsm.guards.vault import Vault
 from agentfsm.ports.guards import (
     CallGuard,
@@ -47,11 +60,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallGuard",
+    "Calls",
     "ChangeRule",
     "ClearanceRule",
+    "CountRule",
     "DataKind",
     "Detection",
     "Detector",
+    "DutyRule",
     "EgressError",
     "ExitFilter",
     "FenceRule",
@@ -69,26 +85,34 @@ __all__ = [
     "RoleRule",
     "ScreenedText",
     "TextScreen",
+    "TimeRule",
     "ToolRule",
     "ToolTraits",
     "Vault",
     "allow",
+    "approved",
     "ask",
+    "at_most",
+    "before",
     "build_http_tool",
     "calibrate",
+    "eventually",
     "exit_filter",
     "fence_untrusted",
     "load_country_data",
     "max_calls",
+    "never",
     "no",
     "no_change_after_untrusted",
     "no_leaks",
     "only_for",
+    "only_if",
     "open_http_client",
     "redact_sensitive",
     "refuse",
     "score_windows",
     "two_of",
+    "within",
     "within_clearance",
 ]
 

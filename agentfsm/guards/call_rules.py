@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Labels of data, in words.
 _READ_WORDS: Final = {Label.UNTRUSTED: "untrusted content", Label.PRIVATE: "private data"}
 # Signs of a glob, of which names of tools have none.
-_PATTERN_SIGNS: Final = frozenset("*?[")
+PATTERN_SIGNS: Final = frozenset("*?[")
 # Labels of effects, in words.
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
@@ -182,7 +182,7 @@ class ToolRule(CallGuard, Value):
 
 
 def _list_names(rules: Iterable[Rule]) -> list[str]:
-    return [rule.tools for rule in rules if not _PATTERN_SIGNS.intersection(rule.tools)]
+    return [rule.tools for rule in rules if not PATTERN_SIGNS.intersection(rule.tools)]
 
 
 def _format_rule(rule: Rule) -> str:

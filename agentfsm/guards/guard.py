@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agentfsm.core.header import Header
+    from agentfsm.ports.call_history import CallHistory
     from agentfsm.ports.guards import FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
     from agentfsm.ports.screening import TextScreen
 
@@ -92,6 +93,18 @@ class Guard(CallGuard, Value):
     def counts(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool count toward a quota."""
         return any(rule.counts(tool) for rule in self.rules)
+
+    def reads_calls(self) -> bool:
+        """Return whether decisions of a rule depend on the history of calls."""
+        return any(rule.reads_calls() for rule in self.rules)
+
+    def binds_end(self) -> bool:
+        """Return whether a rule checks the end of a run."""
+        return any(rule.binds_end() for rule in self.rules)
+
+    def list_due(self, history: CallHistory) -> Sequence[str]:
+        """Return what has to happen before a run with these calls ends, by all rules."""
+        return [text for rule in self.rules for text in rule.list_due(history)]
 
     def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:
         """Return a text for each rule that never asks, because a rule beside it allows all its calls.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -15,6 +15,9 @@ from agentfsm.core.hosted_tools import HostedTool, ImageGeneration
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.messages import HostedContent, Message
 from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from agentfsm.ports.call_history import CallHistory
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +76,12 @@ class KnownText(Value):
     """Whether the model wrote it: the arguments of the call."""
 
 
+def _build_no_history() -> CallHistory:
+    from agentfsm.ports.call_history import CallHistory  # noqa: PLC0415  only agents with guards need it
+
+    return CallHistory()
+
+
 @attrs.frozen(kw_only=True)
 class GuardedCall(Value):
     """A call that a guard decides on: it could run now, and has not started."""
@@ -99,6 +108,9 @@ class GuardedCall(Value):
     the prompt was written by a model or a program.
     """
 
+    history: CallHistory = attrs.field(factory=_build_no_history, eq=False, repr=False)
+    """Calls before this one, with their outcomes: of the run, of those that it continues, and of those around it."""
+
     defaults: Mapping[str, object] = attrs.field(factory=dict)
     """Values that arguments have by the declaration of the tool if the model gives none, by name."""
 
@@ -123,6 +135,9 @@ class GuardDecision(Value):
 
     labels: tuple[LabelSource, ...] = ()
     """Labels of the run that the rule is about, each with its source."""
+
+    first: str = ""
+    """Name of the tool that must succeed before the call may run; empty if nothing the model can do permits it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -187,6 +202,21 @@ class CallGuard(Protocol):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the decision on a call; None if no rule applies, so that the call may run."""
         ...
+
+    def reads_calls(self) -> bool:
+        """Return whether decisions depend on `GuardedCall.history`, which is empty otherwise. Default: they do not.
+
+        If they do, each is made again right before the call starts, and the stricter one holds.
+        """
+        return False
+
+    def binds_end(self) -> bool:
+        """Return whether the guard checks the end of a run. Default: False."""
+        return False
+
+    def list_due(self, history: CallHistory) -> Sequence[str]:  # noqa: ARG002  as above
+        """Return what has to happen before a run with these calls ends, as clauses. Default: nothing."""
+        return ()
 
     def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:  # noqa: ARG002  a single rule
         """Return a text for each rule that never asks, because another one allows all its calls. Default: none."""

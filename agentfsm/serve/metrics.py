@@ -131,7 +131,7 @@ def expect_series(agents: Iterable[Agent[Any]]) -> Iterator[tuple[str, ...]]:
             "tool": [*[tool.name for tool in agent.driver.config.registry], m.UNKNOWN_TOOL],
             "direction": ["input", "output"],
             "kind": [m.QUEUE, m.INTERRUPTION, *[str(each) for each in PendingKind]],
-            "signal": [m.ASKED_AGAIN, m.EDITED, m.STOPPED],
+            "signal": [m.ASKED_AGAIN, m.EDITED, m.STOPPED, m.FINDING],
             "served": [],  # known with the first reply of another model, and the first verdict
             "judge": [],
         }

@@ -29,6 +29,7 @@ from agentfsm.ports.stored import Feedback, StoredRun
 ASKED_AGAIN: Final = "asked_again"
 EDITED: Final = "edited"
 STOPPED: Final = "cancelled"
+FINDING: Final = "finding"
 
 # Time within which an alike question counts as asked again, seconds.
 ASKED_AGAIN_S: Final = 600.0
@@ -407,6 +408,8 @@ class _RunMeter:
         yield self._build(RUNS, 1.0, event.at, header.agent_version, self._own_model(), str(run.stop_reason))
         if run.stop_reason is StopReason.CANCELLED:
             yield self._build(SIGNALS, 1.0, event.at, STOPPED)
+        for _ in run.findings:
+            yield self._build(SIGNALS, 1.0, event.at, FINDING)
         yield self._build(RUN_TURNS, run.turn, event.at)
         yield self._build(RUN_DURATION, max(0.0, event.at - header.created_at - self.waited_s), event.at)
         yield self._build(RUN_TOKENS, run.usage.tokens, event.at)

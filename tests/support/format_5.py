@@ -106,6 +106,9 @@ FURTHER = (
         call_id="t6.7",
         result=ToolResult(call_id="t6.7", tool="researcher", outcome=Outcome.DONE, content="Three sources agree."),
     ),
+    e.Guarded(call_id="t6.8", verdict=GuardVerdict.REFUSE, rule="before(pay, verify)", reason="none", first="verify"),
+    e.Accepted(findings=("the rule eventually(unlock, after=lock): unlock has to succeed after lock",)),
+    e.Failed(reason=StopReason.TIMEOUT, message="too late", findings=("unlock has to succeed after lock",)),
 )
 
 FORMAT_5 = Format(
@@ -134,6 +137,9 @@ FORMAT_5 = Format(
             (e.Resumed, "renamed"),
             (e.Recalled, "profile"),
             (LabelSource, "owner"),
+            (e.Guarded, "first"),
+            (e.Accepted, "findings"),
+            (e.Failed, "findings"),
             (Usage, "cache_write_1h_tokens"),
             (Fingerprint, "skills"),
             (AssistantMessage, "cache_report"),

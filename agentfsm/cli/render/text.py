@@ -492,6 +492,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
         source = run.labels[label]
         origin = "" if source.run_id == run.id else f" of run {source.run_id}"
         yield f"label    {one_line(f'{label}, from {source.describe()}{origin}', NOTE_CHARS)}"
+    yield from (f"finding  {one_line(text, NOTE_CHARS)}" for text in run.findings)
     for item in run.pending:
         yield f"waits    {format_pending(item, run.id)}"
         yield from (f"         {line}" for line in format_whole_call(item))

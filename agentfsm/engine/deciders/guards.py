@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.core.reducers import add_counts
 from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
+from agentfsm.engine.execution.known_calls import read_calls, view_calls
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText, describe_guard
 from agentfsm.ports.screening import ScreenedText
@@ -72,6 +73,11 @@ def _find_names(config: EngineConfig, what: str, asks: Callable[[CallGuard, Tool
     return config.tool_names[key]
 
 
+def find_timed_tools(config: EngineConfig) -> frozenset[str]:
+    """Return the names of the tools on whose calls guards decide by the calls before."""
+    return _find_names(config, "timed", lambda guard, traits: guard.reads_calls() and guard.concerns(traits))
+
+
 def list_secrets(config: EngineConfig) -> list[str]:
     """Return the texts that guards call secrets."""
     return [secret for guard in config.guards for secret in guard.list_secrets()]
@@ -85,6 +91,8 @@ def _list_screens(config: EngineConfig) -> list[TextScreen]:
 async def decide_on_calls(calls: OpenCalls, ready: Sequence[ToolCall]) -> Sequence[ToolCall]:
     """Commit the decisions of guards on the open calls."""
     execution = calls.execution
+    if any(guard.reads_calls() for guard in execution.config.guards):
+        await read_calls(execution)
     found = await _screen_texts(execution)
     is_first = not calls.has_decided
     counted = find_counted_tools(execution.config)
@@ -127,7 +135,8 @@ def admit_ready_steps(calls: OpenCalls, steps: Sequence[ToolCall]) -> Sequence[T
         return free
     counted, allowed = execution.budget.counted_calls, dict[str, e.Guarded]()
     for call in steps:
-        decided = decide_call(execution, call, counted) if call.name in guarded else None
+        verdicts = [(each.call_id, each.verdict) for each in allowed.values()]
+        decided = decide_call(execution, call, counted, decided=verdicts) if call.name in guarded else None
         if decided is not None and decided.verdict is GuardVerdict.ALLOW:
             allowed[call.id] = decided
             counted = add_counts(counted, {call.name: 1}) if decided.counts else counted
@@ -145,9 +154,30 @@ def check_start(calls: OpenCalls, call: ToolCall, _tool: Tool[..., Any], _bound:
     if guarded is None:
         text = f"{call.name} was not checked before, because it could not run then: call it again."
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+    if guarded.verdict is not GuardVerdict.REFUSE and call.name in find_timed_tools(calls.execution.config):
+        now = _decide_by_history(calls.execution, call, guarded)
+        if now is not None and now.verdict.strictness > guarded.verdict.strictness:
+            calls.record(now)
+            guarded = now
     if guarded.verdict is GuardVerdict.REFUSE:
         return failed_outcome(_format_refusal(guarded), ErrorType.NOT_PERMITTED)
     return None
+
+
+def _decide_by_history(execution: Execution, call: ToolCall, before: e.Guarded) -> e.Guarded | None:
+    """Return the decision of the guards that read the calls before, on a call that is about to start.
+
+    Others that run at the same time may have been made since the first decision.
+    """
+    tool = execution.config.find_tool(call.name)
+    asked = None if tool is None else _build_guarded_call(execution, tool, call, {}, before)
+    if tool is None or asked is None:
+        return None
+    guards = [guard for guard in execution.config.guards if guard.reads_calls() and guard.concerns(tool.traits)]
+    decisions = [each for guard in guards if (each := guard.decide(asked)) is not None]
+    strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
+    counts = before.counts and strictest.verdict is GuardVerdict.REFUSE  # its result gives the place back
+    return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
 
 
 def _guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first: bool = False) -> tuple[e.Event, ...]:
@@ -173,7 +203,8 @@ def _guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_firs
         if is_counted and not is_new:
             others = {}  # it keeps its place
         known = (found, None) if is_new else ((), entry.guarded)
-        decided = decide_call(execution, entry.call, others, *known)
+        verdicts = [(each.call_id, each.verdict) for each in events if isinstance(each, e.Guarded)]
+        decided = decide_call(execution, entry.call, others, *known, decided=verdicts)
         if decided is None:  # it will be refused for another reason
             continue
         if not is_new and entry.guarded and decided.verdict.strictness <= entry.guarded.verdict.strictness:
@@ -216,6 +247,8 @@ def decide_call(
     counted: Mapping[str, int] | None = None,
     found: Sequence[Finding] = (),
     before: e.Guarded | None = None,
+    *,
+    decided: Iterable[tuple[str, GuardVerdict]] = (),
 ) -> e.Guarded | None:
     """Return the decision of the guards on a call, which may have other arguments than in the journal.
 
@@ -225,7 +258,8 @@ def decide_call(
         counted: Number of calls before it that count toward a quota, by tool name. None: quotas do not matter, because
             the call has been counted.
         found: Decisions of screens, from the texts that the run has read.
-        before: An earlier decision on the call: results since then are left out, so that the same guards decide alike.
+        before: An earlier decision on the call: labels since then are left out, so that the same guards decide alike.
+        decided: Verdicts on calls before it that are not in the journal yet.
 
     Returns:
         The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
@@ -233,7 +267,7 @@ def decide_call(
     """
     config = execution.config
     tool = None if call.invented or call.malformed is not None else config.find_tool(call.name)
-    asked = None if tool is None else _build_guarded_call(execution, tool, call, counted, before)
+    asked = None if tool is None else _build_guarded_call(execution, tool, call, counted, before, decided=decided)
     if tool is None or asked is None:
         return None
     concerned = [guard for guard in config.guards if guard.concerns(tool.traits)]
@@ -250,6 +284,8 @@ def _build_guarded_call(
     call: ToolCall,
     counted: Mapping[str, int] | None,
     before: e.Guarded | None,
+    *,
+    decided: Iterable[tuple[str, GuardVerdict]] = (),
 ) -> GuardedCall | None:
     """Return a call as guards see it; None if it will be refused for another reason."""
     if check_available(execution, tool) is not None:
@@ -275,6 +311,7 @@ def _build_guarded_call(
         said=_find_words_of_user([*execution.options.callers, run][0]) if Label.UNTRUSTED in run.labels else "",
         defaults=tool.defaults,
         list_texts=partial(_list_all_known_texts, (*execution.options.callers, run)),
+        history=view_calls(execution, call.id, decided),
     )
 
 
@@ -337,6 +374,7 @@ def _build_event(call: ToolCall, decision: GuardDecision, *, digest: str, counts
         labels=decision.labels,
         digest=digest,
         counts=counts,
+        first=decision.first,
     )
 
 
@@ -362,6 +400,8 @@ def needs_approval_by_guard(entry: OpenCall) -> bool:
 
 def _format_refusal(decided: e.Guarded) -> str:
     """Return the text for the model about a call that guards refuse."""
+    if decided.first:
+        return f"not run: {decided.reason}. It may run only after {decided.first} has succeeded: do that first."
     return f"not run: {decided.reason}. Do not try it again; go on without it, and tell the user that it was not done."
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import anyio
 import attrs
@@ -33,6 +33,7 @@ from agentfsm.engine.execution.spend_windows import find_affordable_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.call_tree import CallTree, RunSource
     from agentfsm.engine.execution.forked_calls import ForkedCalls
     from agentfsm.engine.execution.run_spend import RunSpend
 
@@ -67,15 +68,6 @@ class RunSpending(NamedTuple):
     """Number of calls that count toward a quota, by tool name."""
 
 
-class RunSource(Protocol):
-    """The source of a run's latest state, such as a journal."""
-
-    @property
-    def run(self) -> Run:
-        """Latest state of the run."""
-        ...
-
-
 def _zero_cost(_tokens: int) -> float:
     return 0.0
 
@@ -94,6 +86,9 @@ class _BudgetTree:
 
     forked_calls: ForkedCalls | None = None
     """Calls under a quota in the forks of the session; None until a guard has decided on such a call."""
+
+    calls: CallTree | None = None
+    """Calls of these runs, for rules over time; None if there are no such rules."""
 
 
 def _find_tree(budget: Budget) -> _BudgetTree:

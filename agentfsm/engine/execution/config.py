@@ -228,7 +228,8 @@ class EngineConfig(Value):
     @property
     def reviews_answers(self) -> bool:
         """Whether answers are reviewed before they are accepted."""
-        return self.output_spec is not None or self.judge is not None
+        has_duties = any(guard.binds_end() for guard in self.guards)
+        return self.output_spec is not None or self.judge is not None or has_duties
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""

@@ -14,6 +14,7 @@ from agentfsm.core.messages import Outcome
 from agentfsm.core.reducers import build_interrupted_result
 from agentfsm.core.run_facts import RunEffects, list_effects
 from agentfsm.engine.execution.cost import bill_settled_call
+from agentfsm.engine.execution.known_calls import list_due
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
 
@@ -61,11 +62,17 @@ def end_after_last_answer(execution: Execution, reached: e.LimitReached, outcome
 
 def fail(execution: Execution, reason: StopReason, message: str, *before: e.Event) -> StepOutcome:
     """Return the end of a run in ERROR, after the events that come before it."""
-    return build_failure(execution.journal, _find_doubtful_ends(execution, reason, before), reason, message, *before)
+    doubtful, findings = _find_doubtful_ends(execution, reason, before), list_due(execution)
+    return build_failure(execution.journal, doubtful, reason, message, *before, findings=findings)
 
 
 def build_failure(
-    journal: Journal, doubtful: Iterable[e.Event], reason: StopReason, message: str, *before: e.Event
+    journal: Journal,
+    doubtful: Iterable[e.Event],
+    reason: StopReason,
+    message: str,
+    *before: e.Event,
+    findings: tuple[str, ...] = (),
 ) -> StepOutcome:
     """Return the end of a run in ERROR.
 
@@ -75,13 +82,15 @@ def build_failure(
         reason: Reason of the end.
         message: Description of the end, for people.
         *before: Events that are committed before the end.
+        findings: What is not as rules want it.
     """
     before = (*before, *doubtful)
     effects = list_effects(journal.run.fold(before))
     if journal.run.plan is None or not journal.run.plan.maker or reason is StopReason.STEP_FAILED:
         effects = RunEffects(unknown=effects.unknown if journal.run.open else ())  # the rest is no news
     text = effects.describe()
-    return StepOutcome((*before, e.Failed(reason=reason, message=f"{message}; {text}" if text else message)))
+    failed = e.Failed(reason=reason, message=f"{message}; {text}" if text else message, findings=findings)
+    return StepOutcome((*before, failed))
 
 
 def _find_doubtful_ends(execution: Execution, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:

@@ -1,0 +1,41 @@
+"""The calls that guards read: before a call of a run, and before its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.engine.execution.call_tree import CallTree
+from agentfsm.ports.call_history import CallHistory
+
+if TYPE_CHECKING:
+    from agentfsm.core.events import GuardVerdict
+    from agentfsm.engine.execution.execution import Execution
+
+
+async def read_calls(execution: Execution) -> None:
+    """Make the calls of a run, and of the runs around it, known to guards that read them."""
+    budget, journal = execution.budget, execution.journal
+    if (tree := budget.tree.calls) is None:
+        tree = budget.tree.calls = CallTree()
+    await tree.add(journal.store, journal, [each.source for each in budget.ancestors])
+
+
+_NO_HISTORY: Final = CallHistory()
+
+
+def view_calls(
+    execution: Execution, call_id: str = "", decided: Iterable[tuple[str, GuardVerdict]] = ()
+) -> CallHistory:
+    """Return the calls before one of a run, or before its end. Without rules over time nothing was read."""
+    tree, journal = execution.budget.tree.calls, execution.journal
+    if tree is None:
+        return _NO_HISTORY
+    return tree.view(journal.run, call_id, now=journal.clock.now(), decided=decided)
+
+
+def list_due(execution: Execution) -> tuple[str, ...]:
+    """Return what has to happen before a run ends, as far as its calls were read."""
+    binding = [guard for guard in execution.config.guards if guard.binds_end()]
+    history = view_calls(execution) if binding else _NO_HISTORY
+    return tuple([text for guard in binding for text in guard.list_due(history)])

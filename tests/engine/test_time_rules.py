@@ -1,0 +1,190 @@
+"""Rules over time: each reads outcomes, of the run, its session and the runs around it, and holds after a crash."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfsm import Agent, Outcome, tool
+from agentfsm.guards import Calls, Guard, approved, at_most, before, eventually, never, only_if, within
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import results_of, sound
+
+
+class Bank:
+    """Tools that fail for the accounts in `bad`, and the effects that they had."""
+
+    def __init__(self, *bad):
+        self.made = []
+        made = self.made
+
+        @tool(read_only=True)
+        async def verify(account: str) -> str:
+            """Verify an account."""
+            if account in bad:
+                raise RuntimeError("not verified")
+            return f"{account} is verified"
+
+        @tool
+        async def pay(account: str, cents: int = 1) -> str:
+            """Pay."""
+            made.append(("pay", account))
+            if account == "broken":
+                raise RuntimeError("the connection broke")
+            return "paid"
+
+        @tool
+        async def charge(order: int) -> dict[str, bool]:
+            """Charge an order."""
+            made.append(("charge", order))
+            return {"paid": order % 2 == 0}
+
+        @tool
+        async def ship(order: int) -> str:
+            """Ship an order."""
+            made.append(("ship", order))
+            return "shipped"
+
+        @tool
+        async def lock(door: str) -> str:
+            """Lock a door."""
+            made.append(("lock", door))
+            return "locked"
+
+        @tool
+        async def unlock(door: str) -> str:
+            """Unlock a door."""
+            made.append(("unlock", door))
+            return "unlocked"
+
+        self.tools = [verify, pay, charge, ship, lock, unlock]
+
+    def agent(self, store, *script, guards, **options):
+        return Agent(ScriptedModel(*script), tools=self.tools, store=store, guards=guards, **options)
+
+
+def turns(*replies):
+    """Return a script: one reply for each call, or list of calls, and an answer."""
+    return (*[say("", *(reply if isinstance(reply, list) else [reply])) for reply in replies], "done")
+
+
+def verify(account="A"):
+    return call("verify", account=account)
+
+
+def pay(account="A"):
+    return call("pay", account=account)
+
+
+VERIFIED = before("pay", "verify", same="account")
+
+
+@pytest.mark.parametrize(
+    ("replies", "paid"),
+    [
+        ([pay()], 0),
+        ([verify("bad"), pay("bad")], 0),
+        ([verify("B"), pay("A")], 0),
+        ([[verify(), pay()]], 0),
+        ([[verify(), pay()], pay()], 1),
+        ([verify(), [pay(), pay()]], 2),
+    ],
+    ids=["none", "failed", "another", "one reply", "in the next reply", "two"],
+)
+async def test_a_verification_that_succeeded_comes_before_a_payment(store, replies, paid):
+    """A failed one, one of another account, and one in the same reply permit nothing."""
+    bank = Bank("bad")
+    run = await bank.agent(store, *turns(*replies), guards=[VERIFIED]).run("go")
+    assert len(bank.made) == paid
+    assert run.output == "done"
+    refused = [
+        each.content for each in results_of(run.messages) if each.outcome is Outcome.FAILED and each.tool == "pay"
+    ]
+    for text in refused:
+        assert "the rule before(pay, verify, same=account): no call of verify with the same account" in text
+        assert text.endswith("It may run only after verify has succeeded: do that first.")
+
+
+SESSIONS = {
+    "never": (never("pay", after="lock"), [call("lock", door="x")], [pay()], 0),
+    "lifted": (
+        never("pay", after="lock", until="unlock"),
+        [call("lock", door="x"), call("unlock", door="x")],
+        [pay()],
+        1,
+    ),
+    "locked anew": (
+        never("pay", after="lock", until="unlock"),
+        [call("unlock", door="x"), call("lock", door="x")],
+        [pay()],
+        0,
+    ),
+    "at most": (at_most(2, "pay"), [pay("B")], [[pay(), pay()]], 2),
+    "at most, each": (at_most(1, "pay", same="account"), [pay("B")], [[pay(), pay("A ")]], 2),
+    "at most, in a run": (at_most(1, "pay", per="run"), [pay("B")], [[pay(), pay()]], 2),
+    "broke": (at_most(1, "pay"), [pay("broken")], [pay()], 1),
+    "before": (VERIFIED, [verify()], [pay()], 1),
+    "within": (within("pay", of="charge", days=2), [call("charge", order=1)], [pay()], 1),
+    "never charged": (within("pay", of="charge", days=2), [], [pay()], 0),
+}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+async def test_rules_hold_for_a_session(store, name):
+    """What an earlier run of the session has done counts; failed calls whose tool ran may have happened."""
+    rule, first, second, paid = SESSIONS[name]
+    bank = Bank()
+    agent = bank.agent(store, *turns(*first), *turns(*second), guards=[Guard(rule)])
+    earlier = await agent.run("go", session="s")
+    run = await agent.run("go on", session="s")
+    assert run.output == "done"
+    assert len([each for each in bank.made if each[0] == "pay"]) == paid
+    await sound(agent, earlier)
+
+
+PAID = Calls("charge", result=lambda charge: charge["paid"])
+
+
+@pytest.mark.parametrize(("order", "shipped"), [(1, 0), (2, 1)])
+async def test_the_newest_outcome_decides(store, order, shipped):
+    """An order is shipped only if its charge was paid, whatever other orders were."""
+    bank, same = Bank(), only_if("ship", outcome=PAID, same="order")
+    script = turns(call("charge", order=4), call("charge", order=order), call("ship", order=order))
+    run = await bank.agent(store, *script, guards=[same]).run("go")
+    assert bank.made.count(("ship", order)) == shipped
+    if not shipped:
+        text = results_of(run.messages)[-1].content
+        assert "the newest call of charge with the same order (1) is not a success of charge with <lambda>" in text
+
+
+async def test_a_person_approves_what_a_rule_forbids(store):
+    """With `until=approved`, each such call is asked about."""
+    bank = Bank()
+    agent = bank.agent(store, *turns(verify(), pay(), pay("B")), guards=[never("pay", after="verify", until=approved)])
+    run = await agent.run("go")
+    [waiting] = run.pending
+    assert waiting.reason == (
+        "the rule never(pay, after=verify, until=approved): a call of verify has or may have happened before"
+    )
+    await agent.approve(run.id, waiting.call_id, by="ann")
+    run = await agent.resume(run.id)
+    assert bank.made == [("pay", "A")]
+    await agent.reject(run.id, run.pending[0].call_id)
+    assert (await agent.resume(run.id)).output == "done"
+
+
+async def test_a_draft_goes_back_while_a_door_is_locked(store):
+    """The model unlocks it when it is told; if it does not, the run says so at its end."""
+    bank, rule = Bank(), eventually("unlock", after="lock", same="door")
+    lock, unlock = call("lock", door="x"), call("unlock", door="x")
+    agent = bank.agent(store, *turns(lock), *turns(unlock), guards=[rule])
+    run = await agent.run("go")
+    assert bank.made == [("lock", "x"), ("unlock", "x")]
+    assert (run.output, run.findings) == ("done", ())
+    agent = bank.agent(store, *turns(lock), "done", "really done", guards=[rule])
+    run = await agent.run("go")
+    [finding] = run.findings
+    assert finding == (
+        "the rule eventually(unlock, after=lock, same=door): unlock with the door 'x' has to succeed after lock"
+    )
+    assert run.refusals == agent.limits.answer_retries
+    assert (await agent.load(run.id)).findings == run.findings
