@@ -104,7 +104,7 @@ def build(store):
 
 
 async def play(store, mortal, run_id):
-    """Run until the worker is killed, then to the end by another one; return the agent, what it knew and its effects."""
+    """Run until the worker is killed, then to the end by another one; return the agent, what it knew and did."""
     agent, _, begun = build(mortal)
     with contextlib.suppress(WorkerKilled):
         run = await agent.run("go", id=run_id)
@@ -129,7 +129,7 @@ async def approve(agent, run):
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.soak)])
 async def test_a_worker_that_is_killed_at_any_append(written, every):
-    """Between verdict and start, while a person is asked, and in a sub-agent: the rules know the same, and decide it."""
+    """Between verdict and start, while a person is asked, and in a sub-agent: the rules know the same."""
     store = MemoryStore()
     wanted_agent, wanted_probe, _ = build(store)
     run = await wanted_agent.run("go", id="run-0")
