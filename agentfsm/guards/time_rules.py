@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -66,33 +67,31 @@ class Calls(Value):
 
     def covers(self, tool: str) -> bool:
         """Return whether calls of the tool may be among them."""
-        known = _COVERED.get((self.tools, tool))
-        if known is None:
-            if len(_COVERED) > 10_000:  # names that models invent
-                _COVERED.clear()
-            known = _COVERED[self.tools, tool] = matches_tool(self.tools, tool)
-        return known
+        return _matches(self.tools, tool)
 
     def holds(self, arguments: SimpleNamespace, *, otherwise: bool) -> bool:
         """Return whether the condition on the arguments holds; `otherwise` if it fails."""
         return self.when is None or _ask(self.when, arguments, otherwise=otherwise)
 
+    def _fits(self, fact: CallFact, *, otherwise: bool) -> bool:
+        return self.when is None or _ask(self.when, SimpleNamespace(**fact.arguments), otherwise=otherwise)
+
     def has_happened(self, fact: CallFact) -> bool:
         """Return whether a call is one of them, and is done with such a result."""
-        if not fact.is_done or not self.holds(SimpleNamespace(**fact.arguments), otherwise=False):
+        if not fact.is_done or not self._fits(fact, otherwise=False):
             return False
         return self.result is None or _ask(self.result, _read_result(fact.result), otherwise=False)
 
     def may_happen(self, fact: CallFact) -> bool:
         """Return whether a call is one of them, and is done with such a result, or is open or may have happened."""
-        if not self.holds(SimpleNamespace(**fact.arguments), otherwise=True):
+        if not self._fits(fact, otherwise=True):
             return False
         if not fact.is_done:
             return fact.may_have_happened or fact.outcome is None
         return self.result is None or _ask(self.result, _read_result(fact.result), otherwise=True)
 
 
-_COVERED: Final[dict[tuple[str, str], bool]] = {}
+_matches: Final = lru_cache(maxsize=10_000)(matches_tool)
 
 
 def _ask(condition: Callable[[Any], bool], value: Any, *, otherwise: bool) -> bool:
@@ -152,7 +151,12 @@ def _exact(value: object) -> str:
 
 def _loose(value: object) -> str:
     """Return the text of a value, equal for values that a service may take for the same: "a " and "A", 5 and "5.0"."""
-    text = unicodedata.normalize("NFKC", _exact(value)).strip().casefold()
+    return _normalise(_exact(value))
+
+
+@lru_cache(maxsize=10_000)
+def _normalise(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text).strip().casefold()
     try:
         return repr(float(text))
     except ValueError:
@@ -173,11 +177,8 @@ class _Since:
         """Return a copy."""
         return _Since(*[{key: dict(runs) for key, runs in each.items()} for each in (self.forbidden, self.permitted)])
 
-    def copy_for(self, forbidding: Iterable[str], permitting: str) -> _Since:
-        """Return a copy of what there is for some values."""
-        forbidden = {value: dict(runs) for value in forbidding if (runs := self.forbidden.get(value))}
-        runs = self.permitted.get(permitting)
-        return _Since(forbidden, {permitting: dict(runs)} if runs else {})
+
+_NO_MOMENTS: Final[Mapping[str, Moment]] = {}
 
 
 @attrs.frozen(kw_only=True)
@@ -227,46 +228,57 @@ class TimeRule(CallGuard, Value):
         """Return the verdict if the call breaks the rule."""
         if not self.about.covers(call.tool.name) or not self.about.holds(call.arguments, otherwise=True):
             return None
-        history, value = call.history, None
-        state: _Since = history.fold(self)
-        if self.same is not None and (value := getattr(call.arguments, self.same[0], None)) is None:
-            if self.needs_permit:
-                return self._refuse(f"the call has no {self.same[0]}, by which calls are compared", "")
-            keys, exact = [*state.forbidden], _MISSING
-        elif self.same is None:
-            keys, exact = [_ALL], _ALL
+        history, same, value = call.history, self.same, None
+        state: _Since = history.log.fold(self)
+        if same is None:
+            exact = loose = _ALL
         else:
-            keys, exact = [_loose(value), _MISSING], _exact(value)
+            value = getattr(call.arguments, same[0], None)
+            if value is None and self.needs_permit:
+                return self._refuse(f"the call has no {same[0]}, by which calls are compared", "")
+            exact, loose = (_MISSING, _MISSING) if value is None else (_exact(value), _loose(value))
         if history.beside:
-            state = state.copy_for(keys, exact)
+            state = state.copy()
             for fact in history.beside:
                 if self.reads(fact.tool):
                     self.add(state, fact, _place_open(history, fact))
-            if self.same is not None and value is None:
-                keys = [*state.forbidden]
-        permits = state.permitted.get(exact, {}).values()
-        is_forbidden = any(
-            not any(permit.is_after(moment) for permit in permits)
-            for key in keys
-            for moment in state.forbidden.get(key, {}).values()
-        )
-        about = "" if value is None else f" with the same {self.same[0] if self.same else ''} ({value!r})"
-        if is_forbidden:
-            if self.permitted_by is None:
-                return self._refuse(f"a call of {self.forbidden_by}{about} has or may have happened before", "")
-            missing = f"no call of {self.permitted_by}{about} has succeeded since {self.forbidden_by}"
-            if self.needs_permit:
-                missing = f"the newest call of {self.forbidden_by}{about} is not a success of {self.permitted_by}"
-            return self._refuse(missing, self.permitted_by.tools)
-        if not self.needs_permit or self.permitted_by is None:
+        permits = state.permitted.get(exact)
+        if state.forbidden:
+            # A call that has not given the argument, or is compared with such calls, is compared with all.
+            keys = state.forbidden if loose == _MISSING else (loose, _MISSING)
+            for key in keys:
+                for moment in state.forbidden.get(key, _NO_MOMENTS).values():
+                    if permits is None or not any(permit.is_after(moment) for permit in permits.values()):
+                        return self._explain_forbidden(value)
+        if not self.needs_permit:
             return None
-        newest = max((moment.at for moment in permits), default=None)
-        if newest is None:
-            return self._refuse(f"no call of {self.permitted_by}{about} has succeeded before", self.permitted_by.tools)
-        if self.within_s is not None and history.now - newest > self.within_s:
-            late = f"the newest call of {self.permitted_by}{about} is {_describe_s(history.now - newest)} ago"
-            return self._refuse(f"{late}, and {_describe_s(self.within_s)} are allowed", self.permitted_by.tools)
+        if permits is None:
+            missing = f"no call of {self.permitted_by}{self._format_value(value)} has succeeded before"
+            return self._refuse(missing, self._name_first())
+        if (
+            self.within_s is not None
+            and (past_s := history.now - max([moment.at for moment in permits.values()])) > self.within_s
+        ):
+            newest = f"the newest call of {self.permitted_by}{self._format_value(value)}"
+            missing = f"{newest} is {_describe_s(past_s)} ago, and {_describe_s(self.within_s)} are allowed"
+            return self._refuse(missing, self._name_first())
         return None
+
+    def _explain_forbidden(self, value: object) -> GuardDecision:
+        of = self._format_value(value)
+        if self.permitted_by is None:
+            return self._refuse(f"a call of {self.forbidden_by}{of} has or may have happened before", "")
+        if self.needs_permit:
+            missing = f"the newest call of {self.forbidden_by}{of} is not a success of {self.permitted_by}"
+        else:
+            missing = f"no call of {self.permitted_by}{of} has succeeded since {self.forbidden_by}"
+        return self._refuse(missing, self._name_first())
+
+    def _format_value(self, value: object) -> str:
+        return "" if value is None or self.same is None else f" with the same {self.same[0]} ({value!r})"
+
+    def _name_first(self) -> str:
+        return "" if self.permitted_by is None else self.permitted_by.tools
 
     def _refuse(self, missing: str, first: str) -> GuardDecision:
         reason = f"the rule {self.text}: {missing}"
@@ -365,7 +377,7 @@ class CountRule(CallGuard, Value):
         if not self.about.covers(call.tool.name) or not self.about.holds(call.arguments, otherwise=True):
             return None
         history = call.history
-        counts: dict[str, int] = history.fold(self)
+        counts: dict[str, int] = history.log.fold(self)
         if history.beside or history.following:
             counts = dict(counts)
             for fact in (*history.beside, *history.following):
@@ -444,7 +456,7 @@ class DutyRule(CallGuard, Value):
 
     def list_due(self, history: CallHistory) -> Sequence[str]:
         """Return what is due, as clauses: calls of the run and of those below it that nothing has followed."""
-        state: _Since = history.fold(self)
+        state: _Since = history.log.fold(self)
         if history.beside:
             state = _Since(
                 *[{key: dict(runs) for key, runs in each.items()} for each in attrs.astuple(state, recurse=False)]

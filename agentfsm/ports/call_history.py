@@ -67,6 +67,9 @@ class _Fold:
     tools: int = -1
     """Number of tools that were called when `places` was made."""
 
+    seen: int = 0
+    """Number of calls that there were when the state was brought up to date."""
+
     places: dict[str, int] = attrs.field(factory=dict)
     """Number of calls that the state has, by the name of each tool that the rule reads."""
 
@@ -93,14 +96,17 @@ class CallLog:
         if fold is None:
             fold = self._folds[id(reader)] = _Fold(reader, reader.begin())
         if fold.tools != len(self._by_tool):
+            fold.seen = -1
             fold.tools = len(self._by_tool)
             fold.places |= {name: 0 for name in self._by_tool if name not in fold.places and reader.reads(name)}
-        for name, place in fold.places.items():
-            calls = self._by_tool[name]
-            if place < len(calls):
-                for fact, moment in calls[place:]:
-                    reader.add(fold.state, fact, moment)
-                fold.places[name] = len(calls)
+        if fold.seen != len(self.facts):
+            fold.seen = len(self.facts)
+            for name, place in fold.places.items():
+                calls = self._by_tool[name]
+                if place < len(calls):
+                    for fact, moment in calls[place:]:
+                        reader.add(fold.state, fact, moment)
+                    fold.places[name] = len(calls)
         return fold.state
 
 

@@ -65,6 +65,14 @@ def find_counted_tools(config: EngineConfig) -> frozenset[str]:
     return _find_names(config, "counted", lambda guard, traits: guard.counts(traits))
 
 
+def _list_concerned(config: EngineConfig, tool: Tool[..., Any]) -> tuple[CallGuard, ...]:
+    """Return the guards that decide on calls of a tool."""
+    key = config.registry.version, tool.name
+    if key not in config.concerned_guards:
+        config.concerned_guards[key] = tuple([guard for guard in config.guards if guard.concerns(tool.traits)])
+    return config.concerned_guards[key]
+
+
 def _find_names(config: EngineConfig, what: str, asks: Callable[[CallGuard, ToolTraits], bool]) -> frozenset[str]:
     key = what, config.registry.version  # tools may be registered later
     if key not in config.tool_names:
@@ -173,7 +181,7 @@ def _decide_by_history(execution: Execution, call: ToolCall, before: e.Guarded) 
     asked = None if tool is None else _build_guarded_call(execution, tool, call, {}, before)
     if tool is None or asked is None:
         return None
-    guards = [guard for guard in execution.config.guards if guard.reads_calls() and guard.concerns(tool.traits)]
+    guards = [guard for guard in _list_concerned(execution.config, tool) if guard.reads_calls()]
     decisions = [each for guard in guards if (each := guard.decide(asked)) is not None]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = before.counts and strictest.verdict is GuardVerdict.REFUSE  # its result gives the place back
@@ -270,8 +278,7 @@ def decide_call(
     asked = None if tool is None else _build_guarded_call(execution, tool, call, counted, before, decided=decided)
     if tool is None or asked is None:
         return None
-    concerned = [guard for guard in config.guards if guard.concerns(tool.traits)]
-    decisions = [each for guard in concerned if (each := guard.decide(asked)) is not None]
+    decisions = [each for guard in _list_concerned(config, tool) if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)

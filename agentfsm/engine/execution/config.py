@@ -141,6 +141,9 @@ class EngineConfig(Value):
     tool_names: dict[tuple[str, int], frozenset[str]] = attrs.field(factory=dict, init=False)
     """Names of the tools that a feature concerns, by feature and the registry's version."""
 
+    concerned_guards: dict[tuple[int, str], tuple[CallGuard, ...]] = attrs.field(factory=dict, init=False)
+    """Guards that decide on calls of a tool, by the registry's version and its name."""
+
     _fingerprints: dict[object, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version and the digests of the agents that tools call, since tools may be
     registered later.
