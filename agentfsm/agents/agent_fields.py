@@ -137,7 +137,7 @@ def _build_driver(agent: AgentFields[A_co]) -> Driver[A_co]:
     if agent.planner is not None:
         from agentfsm.engine.deciders.plan_tools import build_plan_tools  # noqa: PLC0415
 
-        engine_tools |= build_plan_tools(agent.planner, agent.tools)
+        engine_tools |= build_plan_tools(agent.planner, agent.tools, agent.guards)
         if agent.planner.mode == "hybrid":
             # These are the fields of an `Agent`, which can be run.
             from agentfsm.agents.subagent import make_goal_tool  # noqa: PLC0415

@@ -67,6 +67,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Command]]] = {
         "rollout": Command(
             "rollout_admin", "start roll-outs and flags, change their weights, roll back, and print results and log"
         ),
+        "rules": Command("rule_admin", "ask the rules over time of an agent about the calls of old runs"),
         "release": Command("rollout_admin", "list, print and compare the releases of agents"),
         "upgrade": Command("upgrades", "say what becomes of the open runs of an agent under another release of it"),
         "doctor": Command("inspect", "check the installation, the store and the tools of an agent"),

@@ -16,6 +16,7 @@ from agentfsm.flow.child_flows import NoModel, check_inputs, write_inputs
 from agentfsm.flow.flow_plan import FlowPlan, StepStatus, find_results
 from agentfsm.flow.step_types import select_types
 from agentfsm.flow.steps import Join, Step
+from agentfsm.ports.guards import find_order_flaws
 from agentfsm.tools.run_context import ToolReturn
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Flow(Agent[Any]):
     Raises:
         MisuseError: if two steps share a name, steps depend on each other in a circle or on unknown steps, a step takes
             the result of a step that it does not depend on, the type hints of a result or an input contradict each
-            other, or an option is invalid.
+            other, the steps break a rule of `guards` in any order, or an option is invalid.
     """
 
     __slots__ = ()
@@ -60,6 +61,8 @@ class Flow(Agent[Any]):
             limits=planner.build_limits(options.pop("limits", None)),
             **options,
         )
+        if flaws := find_order_flaws(self.guards, planner.list_planned_calls()) if self.guards else ():
+            raise MisuseError(f"the steps of the flow {name!r} cannot be carried out: {'; '.join(flaws)}")
 
     def __repr__(self) -> str:
         return f"<Flow {self.name}, steps: {', '.join(each.name for each in self.ordered_steps)}>"

@@ -13,6 +13,7 @@ import attrs
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import PlanKind
+from agentfsm.core.labels import ToolKind
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import JSON, Outcome, Part, TextPart, ToolResult, as_parts
 from agentfsm.core.plans import (
@@ -28,6 +29,7 @@ from agentfsm.core.plans import (
 )
 from agentfsm.flow.step_types import InputTypes, check_results
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
+from agentfsm.ports.planned_calls import PlannedCall, plan_calls
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.queue.result_text import remove_advice
 
@@ -175,6 +177,22 @@ class FlowPlan(PlanMaker):
     def list_tools(self) -> list[Tool[..., Any]]:
         """Return the tools of the steps and of their compensations."""
         return [each.tool for each in self._iter_all()]
+
+    def list_planned_calls(self) -> tuple[PlannedCall, ...]:
+        """Return the calls of the steps, whose arguments are results of others and inputs."""
+        inputs: dict[str, JSON] = {name: {"$input": name} for name in (*self.inputs, *self.optional_inputs)}
+        steps = [
+            PlanStep(
+                id=self.numbers[step.name],
+                tool=step.name,
+                arguments=self._build_arguments(step, inputs),
+                after=tuple([self.numbers[name] for name in step.depends_on]),
+                join=step.join,
+            )
+            for step in self.steps
+        ]
+        agents = [each.name for each in self.steps if each.calls > 1 or each.over or each.tool.kind is ToolKind.AGENT]
+        return plan_calls(steps, agents=agents, conditional=[each.name for each in self.steps if each.when is not None])
 
     def build_limits(self, limits: Limits | None) -> Limits:
         """Return limits that leave room for the retries of the steps. Without given ones, for their time, too."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.call_history import CallHistory
     from agentfsm.ports.guards import FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
+    from agentfsm.ports.planned_calls import PlannedCall
     from agentfsm.ports.screening import TextScreen
 
 
@@ -105,6 +106,10 @@ class Guard(CallGuard, Value):
     def list_due(self, history: CallHistory) -> Sequence[str]:
         """Return what has to happen before a run with these calls ends, by all rules."""
         return [text for rule in self.rules for text in rule.list_due(history)]
+
+    def find_order_flaws(self, calls: Sequence[PlannedCall]) -> Sequence[str]:
+        """Return how the steps of a plan or a flow break rules in whatever order they are carried out."""
+        return [flaw for rule in self.rules for flaw in rule.find_order_flaws(calls)]
 
     def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:
         """Return a text for each rule that never asks, because a rule beside it allows all its calls.

@@ -28,6 +28,7 @@ from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import PATTERN_SIGNS, parse_verdict
 from agentfsm.ports.call_history import Moment
 from agentfsm.ports.guards import CallGuard, GuardDecision
+from agentfsm.ports.planned_calls import format_path
 from agentfsm.tools.permission import Rule
 from agentfsm.tools.tool import Tool
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.ports.call_history import CallHistory
     from agentfsm.ports.guards import GuardedCall, ToolTraits
+    from agentfsm.ports.planned_calls import PlannedCall
 
 _DAY_S: Final = 86_400.0
 # Stands for the value of an argument that a call has not given.
@@ -284,6 +286,47 @@ class TimeRule(CallGuard, Value):
         reason = f"the rule {self.text}: {missing}"
         return GuardDecision(verdict=self.verdict, rule=self.text, reason=reason, first=first)
 
+    def find_order_flaws(self, calls: Sequence[PlannedCall]) -> list[str]:
+        """Return how the steps of a plan break the rule in whatever order they are carried out.
+
+        What earlier runs or the caller of a flow have done is not known: only steps in a wrong order are flaws.
+        """
+        if self.verdict is not GuardVerdict.REFUSE or self.about.when is not None:
+            return []
+        found: list[str] = []
+        for place, call in enumerate(calls):
+            if not self.about.covers(call.tool):
+                continue
+            if self.needs_permit:
+                permits = self._list_permits(calls, place)
+                if permits and all(place in calls[each].earlier for each in permits):
+                    found.append(f"{self.text} is broken in any order: {format_path(calls, place, permits[0])}")
+                continue
+            for first in sorted(call.earlier):
+                is_forbidding = _is_certain(self.forbidden_by, calls[first]) and _are_equal(
+                    self.same, call, calls[first]
+                )
+                lifts = [each for each in self._list_permits(calls, place) if place not in calls[each].earlier]
+                if is_forbidding and all(each in calls[first].earlier for each in lifts):
+                    found.append(f"{self.text} is broken in any order: {format_path(calls, first, place)}")
+        return found
+
+    def _list_permits(self, calls: Sequence[PlannedCall], place: int) -> list[int]:
+        """Return the places of the calls that may permit one: agents may make any call."""
+        return [
+            other
+            for other, each in enumerate(calls)
+            if other != place
+            and (
+                each.may_call
+                or (
+                    self.permitted_by is not None
+                    and self.permitted_by.covers(each.tool)
+                    and not _differ(self.same, calls[place], each)
+                )
+            )
+        ]
+
     # What it keeps of the calls.
 
     def reads(self, tool: str) -> bool:
@@ -305,6 +348,29 @@ class TimeRule(CallGuard, Value):
             return
         if not (permits and self.needs_permit):  # then it is the newest outcome that counts
             _keep_latest(state.forbidden, _read_key(fact, name, _loose), moment)
+
+
+def _is_certain(calls: Calls | None, call: PlannedCall) -> bool:
+    """Return whether a step makes one of the calls for certain, whatever its arguments and its result are."""
+    is_plain = calls is not None and calls.when is None and calls.result is None
+    return is_plain and call.is_certain and calls is not None and calls.covers(call.tool)
+
+
+def _find_values(same: tuple[str, str], first: PlannedCall, second: PlannedCall) -> tuple[str, str] | None:
+    one, other = first.values.get(same[0]), second.values.get(same[1])
+    return None if one is None or other is None else (one, other)
+
+
+def _are_equal(same: tuple[str, str] | None, first: PlannedCall, second: PlannedCall) -> bool:
+    """Return whether it is certain that the arguments of two steps are equal."""
+    values = None if same is None else _find_values(same, first, second)
+    return same is None or (values is not None and values[0] == values[1])
+
+
+def _differ(same: tuple[str, str] | None, first: PlannedCall, second: PlannedCall) -> bool:
+    """Return whether it is certain that the arguments of two steps are not equal."""
+    values = None if same is None else _find_values(same, first, second)
+    return values is not None and values[0] != values[1] and all(each.startswith("=") for each in values)
 
 
 def _place_open(history: CallHistory, fact: CallFact) -> Moment:
@@ -395,6 +461,21 @@ class CountRule(CallGuard, Value):
         reason = f"the rule {self}: {used} calls of {self.about}{of} in this {self.per} have or may have happened"
         return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason)
 
+    def find_order_flaws(self, calls: Sequence[PlannedCall]) -> list[str]:
+        """Return that a plan has more of the calls than are allowed."""
+        if self.verdict is not GuardVerdict.REFUSE:
+            return []
+        certain = [each for each in calls if _is_certain(self.about, each)]
+        groups: dict[str, list[PlannedCall]] = {}
+        for each in certain:
+            if self.same is None or self.same in each.values:
+                groups.setdefault(_ALL if self.same is None else each.values[self.same], []).append(each)
+        return [
+            f"{self} is broken in any order: {', '.join([each.where for each in group])}"
+            for group in groups.values()
+            if len(group) > self.limit
+        ]
+
     def reads(self, tool: str) -> bool:
         """Return whether the rule depends on calls of the tool."""
         return self.about.covers(tool)
@@ -474,6 +555,20 @@ class DutyRule(CallGuard, Value):
                     of = f" with the {self.same[0]} {key!r}" if self.same is not None and key != _MISSING else ""
                     found.append(f"the rule {self}: {self.about}{of} has to succeed after {self.after}")
         return list(dict.fromkeys(found))
+
+    def find_order_flaws(self, calls: Sequence[PlannedCall]) -> list[str]:
+        """Return how a plan leaves something due in whatever order its steps are carried out."""
+        found: list[str] = []
+        for place, call in enumerate(calls):
+            same = None if self.same is None else self.same[::-1]
+            answers = [
+                other
+                for other, each in enumerate(calls)
+                if each.may_call or (self.about.covers(each.tool) and not _differ(same, call, each))
+            ]
+            if _is_certain(self.after, call) and answers and all(each in call.earlier for each in answers):
+                found.append(f"{self} is broken in any order: {format_path(calls, answers[0], place)}")
+        return found
 
     def reads(self, tool: str) -> bool:
         """Return whether the rule depends on calls of the tool."""

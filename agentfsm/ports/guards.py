@@ -18,6 +18,7 @@ from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.ports.call_history import CallHistory
+    from agentfsm.ports.planned_calls import PlannedCall
 
 
 @attrs.frozen(kw_only=True)
@@ -218,6 +219,10 @@ class CallGuard(Protocol):
         """Return what has to happen before a run with these calls ends, as clauses. Default: nothing."""
         return ()
 
+    def find_order_flaws(self, calls: Sequence[PlannedCall]) -> Sequence[str]:  # noqa: ARG002  as above
+        """Return how the steps of a plan or a flow break rules in whatever order they are carried out. Default: not."""
+        return ()
+
     def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:  # noqa: ARG002  a single rule
         """Return a text for each rule that never asks, because another one allows all its calls. Default: none."""
         return ()
@@ -273,6 +278,11 @@ class CallGuard(Protocol):
     def add_instructions(self, header: Header) -> str:  # noqa: ARG002  as above
         """Return a text for the end of the instructions of a run; empty for none, which is the default."""
         return ""
+
+
+def find_order_flaws(guards: Sequence[CallGuard], calls: Sequence[PlannedCall]) -> list[str]:
+    """Return how the steps of a plan break rules in each order in which they can be carried out."""
+    return list(dict.fromkeys([flaw for guard in guards for flaw in guard.find_order_flaws(calls)]))
 
 
 def filter_in_order(guards: Iterable[CallGuard], outgoing: OutgoingText) -> FilteredText | None:

@@ -11,10 +11,13 @@ import attrs
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.plans import PLAN_TOOL, QUESTION_TOOL, Plan, PlanStep, has_references
+from agentfsm.ports.guards import find_order_flaws
+from agentfsm.ports.planned_calls import plan_calls
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
+    from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.policies import PlanMaker
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import Arguments
@@ -27,7 +30,9 @@ _PLAN_SCHEMA: Final[Mapping[str, JSON]] = {
 }
 
 
-def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str, Tool[..., Any]]:
+def build_plan_tools(
+    planner: PlanMaker, registry: ToolRegistry, guards: Sequence[CallGuard] = ()
+) -> Mapping[str, Tool[..., Any]]:
     """Return the engine's tools for plans, by name."""
 
     def validate(arguments: Arguments) -> str | None:
@@ -39,7 +44,7 @@ def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str,
             return None
         finished = range(1, plan.steps[0].id)  # an edited plan may refer to steps of the one before
         flaws = [*plan.find_flaws(finished, max_steps=planner.max_steps), *find_mode_flaws(plan, planner)]
-        return "; ".join([*flaws, *find_tool_flaws(plan, registry)]) or None
+        return "; ".join([*flaws, *find_tool_flaws(plan, registry), *find_rule_flaws(plan, registry, guards)]) or None
 
     def needs_review(arguments: Arguments) -> bool:
         return planner.review(Plan.from_json(vars(arguments))) if callable(planner.review) else planner.review
@@ -86,6 +91,11 @@ def find_tool_flaws(
             elif step.tool and (flaw := _find_argument_flaw(step, tool)) is not None:
                 flaws.append(f"step {step.id}: {flaw}")
     return flaws
+
+
+def find_rule_flaws(plan: Plan, registry: ToolRegistry, guards: Sequence[CallGuard]) -> list[str]:
+    """Return the rules that the steps break in whatever order they are carried out."""
+    return find_order_flaws(guards, plan_calls(plan.steps, agents=registry.agent_tools)) if guards else []
 
 
 def _find_argument_flaw(step: PlanStep, tool: Tool[..., Any]) -> str | None:

@@ -16,7 +16,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON, AssistantMessage
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.deciders.plan_tools import find_mode_flaws, find_tool_flaws
+from agentfsm.engine.deciders.plan_tools import find_mode_flaws, find_rule_flaws, find_tool_flaws
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.cost import SideSpending
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -153,7 +153,8 @@ async def _make_plan(
     def find_flaws(plan: Plan) -> list[str]:
         flaws = plan.find_flaws(results, first=progress.next_id, max_steps=planner.max_steps)
         flaws += find_mode_flaws(plan, planner)
-        return [*flaws, *find_tool_flaws(plan, config.registry, lambda tool: tool.name in names)]
+        flaws += find_tool_flaws(plan, config.registry, lambda tool: tool.name in names)
+        return [*flaws, *find_rule_flaws(plan, config.registry, config.guards)]
 
     request = PlanRequest(
         run=journal.run,

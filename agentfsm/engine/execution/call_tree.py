@@ -43,7 +43,7 @@ class CallTree:
     """The calls of a run at the root and of all runs below it, as far as this process knows them."""
 
     recorder: CallRecorder = attrs.field(factory=CallRecorder)
-    _sources: dict[str, RunSource] = attrs.field(factory=dict)
+    sources: dict[str, RunSource] = attrs.field(factory=dict)
     """Runs that this process executes, by id."""
 
     _loaded: set[str] = attrs.field(factory=set)
@@ -53,10 +53,10 @@ class CallTree:
         self, run: Run, call_id: str = "", *, now: float, decided: Iterable[tuple[str, GuardVerdict]] = ()
     ) -> CallHistory:
         """Return the history before a call of a run, or before its end, as `CallRecorder.view`."""
-        for key, source in [*self._sources.items()]:
+        for key, source in [*self.sources.items()]:
             self.recorder.note(source.run)
             if source.run.is_over:
-                del self._sources[key]
+                del self.sources[key]
         return self.recorder.view(run, call_id, now=now, decided=decided)
 
     async def add(self, store: Store, source: RunSource, above: Sequence[RunSource]) -> None:
@@ -67,12 +67,12 @@ class CallTree:
             source: The run.
             above: The runs above it that are executed here, the nearest first.
         """
-        known = self._sources.get(source.run.id)
-        self._sources[source.run.id] = source
+        known = self.sources.get(source.run.id)
+        self.sources[source.run.id] = source
         if known is source:
             return
         for each in above:
-            self._sources.setdefault(each.run.id, each)
+            self.sources.setdefault(each.run.id, each)
         top: Run = (above[-1] if above else source).run
         while top.header.parent is not None:
             try:
@@ -81,7 +81,7 @@ class CallTree:
                 break
             self.recorder.note(top)
             await self._load_below(store, top)
-        for each in [*self._sources.values()]:
+        for each in [*self.sources.values()]:
             await self._load_below(store, each.run)
 
     async def _load_below(self, store: Store, run: Run) -> None:
@@ -91,7 +91,7 @@ class CallTree:
         self._loaded.add(run.id)
         for parent, call_ids in await _list_callers(store, run):
             for row in await store.runs(Filter(parent=parent), limit=_MAX_CHILDREN):
-                is_known = row.id in self._sources or row.id in self._loaded
+                is_known = row.id in self.sources or row.id in self._loaded
                 if is_known or (call_ids is not None and row.id not in call_ids):
                     continue
                 below = await load_run(store, row.id)
