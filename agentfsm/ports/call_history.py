@@ -194,7 +194,8 @@ class CallHistory(Value):
 
     beside: tuple[CallFact, ...] = ()
     """Open calls that come before: those that stand before it in the same reply and were not refused, steps of a plan
-    that have started, and calls of other runs that have started or may start. Some have ended.
+    that have started, and calls of other runs that have started or may start. Some have ended. One of the same reply
+    is shown as open if it is done, since the model had not read its result.
     """
 
     following: tuple[CallFact, ...] = ()
@@ -253,7 +254,8 @@ class CallRecorder:
             elif fact.is_refused or verdicts.get(fact.call_id) is GuardVerdict.REFUSE:
                 continue
             elif is_before or (run.reply is None and (fact.is_started or fact.outcome is not None)):
-                before.append(fact)
+                is_unread = fact.is_done and run.reply is not None and call_id
+                before.append(attrs.evolve(fact, outcome=None, may_have_happened=True) if is_unread else fact)
             elif fact.is_decided or fact.is_started or fact.outcome is not None:
                 following.append(fact)
         others = [calls for key, calls in self.runs.items() if key != run.id]

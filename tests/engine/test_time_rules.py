@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
-from agentfsm import Agent, Outcome, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, tool
+from agentfsm.core import events as e
 from agentfsm.guards import Calls, Guard, approved, at_most, before, eventually, never, only_if, within
+from agentfsm.stores import MemoryStore
+from agentfsm.telemetry.measurements import FINDING, measure_run
 from agentfsm.testing import ScriptedModel, call, say
-from tests.support.checks import results_of, sound
+from tests.support.checks import results_of, sound, virtually
+
+
+@pytest.fixture
+def store():
+    """Rules read runs as the journals make them, whatever store has these."""
+    return MemoryStore()
 
 
 class Bank:
@@ -188,3 +198,129 @@ async def test_a_draft_goes_back_while_a_door_is_locked(store):
     )
     assert run.refusals == agent.limits.answer_retries
     assert (await agent.load(run.id)).findings == run.findings
+    measured = measure_run(run.header, await agent.history(run.id))
+    assert [each.labels for each in measured if FINDING in each.labels] == [("agent", FINDING)]
+
+
+async def test_a_run_that_fails_says_what_is_due(store):
+    """Also if a limit stops it while the door is locked."""
+    bank = Bank()
+    lock = say("", call("lock", door="x"))
+    agent = bank.agent(store, lock, guards=[eventually("unlock", after="lock")], limits=Limits(turns=1))
+    run = await agent.run("go")
+    assert run.stop_reason == "max_turns"
+    assert run.findings == ("the rule eventually(unlock, after=lock): unlock has to succeed after lock",)
+
+
+def clerk(bank, name, *script, tools=None):
+    return Agent(ScriptedModel(*script), tools=tools or bank.tools, name=name).as_tool(concurrency_safe=True)
+
+
+@pytest.mark.parametrize("rule", [at_most(3, "pay"), at_most(3, "pay", same="account")], ids=str)
+async def test_sub_agents_side_by_side_share_a_limit(store, rule):
+    """No two of them get the last call, and the run above them knows what they did."""
+    bank = Bank()
+    clerks = [clerk(bank, name, *turns([pay(), pay()])) for name in ("ann", "bob")]
+    script = turns([call("ann", query="pay"), call("bob", query="pay")], pay())
+    agent = Agent(ScriptedModel(*script), tools=[*clerks, *bank.tools], store=store, guards=[Guard(rule)])
+    run = await agent.run("go")
+    assert run.output == "done"
+    assert len(bank.made) == 3
+    assert "in this session have or may have happened" in results_of(run.messages)[-1].content
+
+
+async def test_a_sub_agent_knows_what_the_runs_above_it_did(store):
+    """The caller has verified the account, and another sub-agent one that the caller may pay then."""
+    bank = Bank()
+    tools = [clerk(bank, "payer", *turns(pay(), pay("B"))), clerk(bank, "checker", *turns(verify("C"))), *bank.tools]
+    script = turns(verify(), call("payer", query="pay"), call("checker", query="check"), pay("C"))
+    agent = Agent(ScriptedModel(*script), tools=tools, store=store, guards=[VERIFIED])
+    assert (await agent.run("go")).output == "done"
+    assert bank.made == [("pay", "A"), ("pay", "C")]
+
+
+async def test_the_verdict_is_taken_again_right_before_the_start(store):
+    """Between the decision on a payment and its start another agent has locked the door."""
+    bank, locked = Bank(), anyio.Event()
+    [lock] = [each for each in bank.tools if each.name == "lock"]
+
+    @tool
+    async def wait_for_lock() -> str:
+        """Wait."""
+        await locked.wait()
+        return "waited"
+
+    @tool(name="lock")
+    async def lock_now(door: str) -> str:
+        """Lock a door."""
+        locked.set()
+        return await lock(door)
+
+    payer = clerk(bank, "payer", *turns([call("wait_for_lock"), pay()]), tools=[wait_for_lock, *bank.tools])
+    locker = clerk(bank, "locker", *turns(call("lock", door="x")), tools=[lock_now])
+    both = [call("payer", query="pay"), call("locker", query="lock")]
+    agent = Agent(
+        ScriptedModel(*turns(both)), tools=[payer, locker], store=store, guards=[Guard(never("pay", after="lock"))]
+    )
+    run = await agent.run("go")
+    assert bank.made == [("lock", "x")]
+    told = [each for each in await agent.history(f"{run.id}.t1.0") if isinstance(each, e.Guarded)]
+    assert [each.verdict for each in told] == ["allow", "refuse"]
+
+
+def test_a_time_that_passes_while_a_person_thinks():
+    """The charge was new enough when the refund was asked about, and is not when it would start."""
+
+    async def play(store, clock):
+        bank = Bank()
+        tools = [each for each in bank.tools if each.name != "pay"]
+
+        @tool(requires_approval=True)
+        async def refund(order: int) -> str:
+            """Refund an order."""
+            bank.made.append(("refund", order))
+            return "refunded"
+
+        rules = [within("refund", of="charge", days=2, same="order")]
+        script = turns(call("charge", order=2), call("refund", order=2))
+        agent = Agent(ScriptedModel(*script), tools=[*tools, refund], store=store, guards=rules, clock=clock)
+        run = await agent.run("go")
+        await anyio.sleep(3 * 86_400)
+        await agent.approve(run.id, "t2.0")
+        run = await agent.resume(run.id)
+        assert bank.made == [("charge", 2)]
+        assert "is 3 days ago, and 2 days are allowed" in results_of(run.messages)[-1].content
+
+    virtually(play)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: before("", "verify"), "give a tool, its name or Calls"),
+        (lambda: before("pay", 5), "give a tool, its name or Calls"),
+        (lambda: before("pay", "verify", same=("a",)), "same= is the name of an argument"),
+        (lambda: within("pay", of="charge"), "days and hours"),
+        (lambda: at_most(-1, "pay"), "limit"),
+        (lambda: at_most(1, "pay", per="day"), "per"),
+        (lambda: never("pay", after="lock", verdict="perhaps"), "verdict"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(make, match):
+    """When it is made."""
+    with pytest.raises(MisuseError, match=match):
+        make()
+
+
+async def test_tools_name_themselves_and_arguments_are_compared_as_services_do(store):
+    """What permits is compared exactly, what forbids as loosely as a service may read it."""
+    bank = Bank()
+    tools = {each.name: each for each in bank.tools}
+    rules = [
+        before(tools["pay"], tools["verify"], same="account"),
+        at_most(1, Calls("pay", lambda a: a.cents < 9), same="account"),
+    ]
+    script = turns(verify("A"), verify("a"), pay("A"), pay("a"), call("pay", account="a", cents=9), pay("Ä"))
+    run = await bank.agent(store, *script, guards=rules).run("go")
+    assert bank.made == [("pay", "A"), ("pay", "a")]
+    assert run.output == "done"
