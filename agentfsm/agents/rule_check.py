@@ -38,6 +38,8 @@ class RuleFinding(Value):
     """A call that a rule would have refused or asked about, or what was due at the end of a run."""
 
     run_id: str
+    """Id of the run."""
+
     call_id: str = ""
     """Id of the call; empty for the end of the run."""
 
@@ -54,6 +56,8 @@ class RuleFinding(Value):
     """The rule; for the end of the run, what was due."""
 
     reason: str
+    """Reason, with what is missing."""
+
     outcome: Outcome | None = None
     """What became of the call; None if it is open, and for the end of the run."""
 

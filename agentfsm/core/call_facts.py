@@ -29,6 +29,8 @@ class CallFact(Value):
     """Whether an earlier run of the conversation made it."""
 
     call_id: str
+    """Id of the call, unique in the run and those that it continues."""
+
     tool: str
     """Name of the tool."""
 

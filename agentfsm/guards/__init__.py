@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from agentfsm.core.call_facts import CallFact
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.sensitive_text import DataKind, redact_sensitive
 from agentfsm.guards.call_rules import (
@@ -43,6 +44,7 @@ from agentfsm.guards.time_rules import (
     within,
 )
 from agentfsm.guards.vault import Vault
+from agentfsm.ports.call_history import CallHistory
 from agentfsm.ports.guards import (
     CallGuard,
     FilteredText,
@@ -59,7 +61,9 @@ if TYPE_CHECKING:
     from agentfsm.guards.http_tool import build_http_tool
 
 __all__ = [
+    "CallFact",
     "CallGuard",
+    "CallHistory",
     "Calls",
     "ChangeRule",
     "ClearanceRule",

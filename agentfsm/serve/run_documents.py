@@ -77,6 +77,7 @@ def _build_document(run: Run, status: RunStatus, standstill: str) -> dict[str, A
         "output": read_output(run) if run.state is State.DONE else None,
         "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
         "stop_message": run.stop_message,
+        "findings": [*run.findings],
         "pending": [attrs.asdict(item) for item in run.pending],
         "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
         "session": read_session_name(header.session),

@@ -140,8 +140,8 @@ class MetricsSummary(Value):
 
     signals: Mapping[str, int]
     """Number of implicit signals by kind: "asked_again" (nearly the same question within 10 minutes, in a session),
-    "edited" (a person changed the arguments of a call), "cancelled", and "abandoned" (open runs that have waited for a
-    person for a day or longer).
+    "edited" (a person changed the arguments of a call), "cancelled", "finding" (something that rules want was due at
+    the end of a run), and "abandoned" (open runs that have waited for a person for a day or longer).
     """
 
     latency_s: Distribution | None

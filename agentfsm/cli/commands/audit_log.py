@@ -91,11 +91,11 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return command(args, terminal)
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
-    source = ""
+    source, findings = "", ()
 
     async def act() -> bool:
         """Write calls as they are found; return whether there are more than the limit."""
-        nonlocal source
+        nonlocal source, findings
         async with aclosing(_iter_records(store, args)) as records:
             async for record in records:
                 if len(found) == args.limit:
@@ -103,19 +103,21 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                 found.append(record)
                 for line in [] if terminal.json else _format_record(record):
                     terminal.out(line)
-        if (
-            args.id is not None
-            and not found
-            and (origin := (await Runs(store).load(args.id)).answered_from) is not None
-        ):
-            source = origin.run_id
+        if args.id is not None:
+            run = await Runs(store).load(args.id)
+            findings = run.findings
+            if not found and run.answered_from is not None:
+                source = run.answered_from.run_id
         return False
 
     has_more = run_in_store(store, act)
     if terminal.json:
         documents = [build_record_json(record, with_result=args.results) for record in found]
-        more = {"answered_from": source} if source else {}
+        more: dict[str, Any] = {"answered_from": source} if source else {}
+        more |= {"findings": [*findings]} if findings else {}
         terminal.document({"calls": documents, "more": has_more, **more})
+    for text in () if terminal.json else findings:
+        terminal.out(f"finding: {one_line(redact_sensitive(text), NOTE_CHARS)}")
     if not found:
         hint = f": the answer is that of run {source}, from the answer cache; see agentfsm audit {source}"
         terminal.err(f"no calls{hint if source else ''}")
