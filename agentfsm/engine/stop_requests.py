@@ -9,6 +9,7 @@ from agentfsm.core import events as e
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.engine.execution.child_runs import add_child_cost
+from agentfsm.engine.execution.known_calls import read_calls
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.execution.unattended import build_pause, end_child_runs, format_cancel_message
@@ -32,6 +33,8 @@ async def cancel_run(execution: Execution) -> StepOutcome:
     rows = await execution.journal.store.inbox(execution.journal.run.id)
     request = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     events = *build_usage_events(execution), *await end_children(execution)
+    if any(guard.binds_end() for guard in execution.config.guards):
+        await read_calls(execution)  # it may be the first step since the run waited
     return fail(execution, StopReason.CANCELLED, format_cancel_message(request), *events)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, tool
 from agentfsm.core import events as e
 from agentfsm.guards import Calls, Guard, approved, at_most, before, eventually, never, only_if, within
 from agentfsm.stores import MemoryStore
@@ -324,3 +324,21 @@ async def test_tools_name_themselves_and_arguments_are_compared_as_services_do(s
     run = await bank.agent(store, *script, guards=rules).run("go")
     assert bank.made == [("pay", "A"), ("pay", "a")]
     assert run.output == "done"
+
+
+async def test_a_cancelled_run_says_what_is_due(store):
+    """The calls that were open then may have happened."""
+    bank, agents = Bank(), []
+
+    @tool(name="lock")
+    async def lock_and_stop(ctx: RunContext, door: str) -> str:
+        """Lock a door, and stop."""
+        await agents[0].cancel(ctx.run_id)
+        await anyio.sleep_forever()
+
+    rules = [eventually("unlock", after="lock")]
+    script = turns(call("lock", door="x"))
+    agents.append(Agent(ScriptedModel(*script), tools=[lock_and_stop, *bank.tools[5:]], store=store, guards=rules))
+    run = await agents[0].run("go")
+    assert run.stop_reason == "cancelled"
+    assert run.findings == ("the rule eventually(unlock, after=lock): unlock has to succeed after lock",)

@@ -158,11 +158,14 @@ def check_start(calls: OpenCalls, call: ToolCall, _tool: Tool[..., Any], _bound:
     """Refuse a call that guards have refused or not decided on. Whether a person has approved it is checked later."""
     if call.name not in find_guarded_tools(calls.execution.config):
         return None
-    guarded = calls.find_entry(call).guarded
+    entry = calls.find_entry(call)
+    guarded = entry.guarded
     if guarded is None:
         text = f"{call.name} was not checked before, because it could not run then: call it again."
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
-    if guarded.verdict is not GuardVerdict.REFUSE and call.name in find_timed_tools(calls.execution.config):
+    # No refusal may deny that a call ran which had started before; this execution has decided on it anew already.
+    is_new = guarded.verdict is not GuardVerdict.REFUSE and not entry.attempts
+    if is_new and call.name in find_timed_tools(calls.execution.config):
         now = _decide_by_history(calls.execution, call, guarded)
         if now is not None and now.verdict.strictness > guarded.verdict.strictness:
             calls.record(now)
