@@ -560,7 +560,7 @@ class DutyRule(CallGuard, Value):
         """Return how a plan leaves something due in whatever order its steps are carried out."""
         found: list[str] = []
         for place, call in enumerate(calls):
-            same = None if self.same is None else self.same[::-1]
+            same = None if self.same is None else (self.same[1], self.same[0])
             answers = [
                 other
                 for other, each in enumerate(calls)

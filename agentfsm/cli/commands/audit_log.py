@@ -91,11 +91,12 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return command(args, terminal)
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
-    source, findings = "", ()
+    source = ""
+    findings: list[str] = []
 
     async def act() -> bool:
         """Write calls as they are found; return whether there are more than the limit."""
-        nonlocal source, findings
+        nonlocal source
         async with aclosing(_iter_records(store, args)) as records:
             async for record in records:
                 if len(found) == args.limit:
@@ -105,7 +106,7 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                     terminal.out(line)
         if args.id is not None:
             run = await Runs(store).load(args.id)
-            findings = run.findings
+            findings.extend(run.findings)
             if not found and run.answered_from is not None:
                 source = run.answered_from.run_id
         return False
@@ -114,7 +115,7 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if terminal.json:
         documents = [build_record_json(record, with_result=args.results) for record in found]
         more: dict[str, Any] = {"answered_from": source} if source else {}
-        more |= {"findings": [*findings]} if findings else {}
+        more |= {"findings": findings} if findings else {}
         terminal.document({"calls": documents, "more": has_more, **more})
     for text in () if terminal.json else findings:
         terminal.out(f"finding: {one_line(redact_sensitive(text), NOTE_CHARS)}")
