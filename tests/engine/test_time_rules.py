@@ -342,3 +342,58 @@ async def test_a_cancelled_run_says_what_is_due(store):
     run = await agents[0].run("go")
     assert run.stop_reason == "cancelled"
     assert run.findings == ("the rule eventually(unlock, after=lock): unlock has to succeed after lock",)
+
+
+async def test_what_sub_agents_of_earlier_runs_did_counts(store):
+    """In the session, and in a fork, whose sub-agent was that of the run that it was forked from."""
+    bank = Bank()
+
+    def agent(*script):
+        tools = [clerk(bank, "checker", *turns(verify())), *bank.tools]
+        return Agent(ScriptedModel(*script), tools=tools, store=store, guards=[VERIFIED])
+
+    first = await agent(*turns(call("checker", query="check"))).run("go", session="s")
+    assert (await agent(*turns(pay())).run("go on", session="s")).output == "done"
+    assert bank.made == [("pay", "A")]
+    forking = agent(*turns(pay()))
+    fork = await forking.fork(first.id, at=first.version - 1)
+    assert (await forking.finish(fork)).output == "done"
+    assert bank.made == 2 * [("pay", "A")]
+
+
+async def test_a_sub_agent_that_is_resumed_by_itself_reads_the_run_above_it(store):
+    """The caller has verified the account, and is not executed here."""
+    bank = Bank()
+    asking = tool(requires_approval=True)(bank.tools[1].function)
+    payer = Agent(ScriptedModel(*turns(pay(), pay("B"))), tools=[asking], name="payer", store=store, guards=[VERIFIED])
+    script = turns(verify(), call("payer", query="pay"))
+    run = await Agent(ScriptedModel(*script), tools=[bank.tools[0], payer.as_tool()], store=store).run("go")
+    [waiting] = run.pending
+    await payer.approve(waiting.run_id, waiting.call_id)
+    below = await payer.resume(waiting.run_id)
+    assert (below.output, bank.made) == ("done", [("pay", "A")])
+
+
+async def test_an_agent_in_the_background_has_not_happened_before_its_end(store):
+    """The result of the call that begins it is none of its work."""
+    bank, let = Bank(), anyio.Event()
+
+    @tool(read_only=True)
+    async def dig() -> str:
+        """Dig."""
+        await let.wait()
+        return "gold"
+
+    @tool
+    async def let_it_dig() -> str:
+        """Let it dig."""
+        let.set()
+        return "digging"
+
+    digger = Agent(ScriptedModel(*turns(call("dig"))), tools=[dig], name="digger").as_tool(background=True)
+    early = turns(call("digger", query="dig"), pay(), call("let_it_dig"))
+    script = (*early[:-1], "I wait for it.", *turns(pay()))
+    tools = [digger, let_it_dig, *bank.tools]
+    agent = Agent(ScriptedModel(*script), tools=tools, store=store, guards=[before("pay", "digger")])
+    assert (await agent.run("go")).output == "done"
+    assert bank.made == [("pay", "A")]
