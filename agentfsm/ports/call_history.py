@@ -244,6 +244,8 @@ class CallRecorder:
         """
         for calls in self.runs.values():
             calls.read(self.log)
+        if len(self.runs) == 1 and len(run.open) == 1 and run.open[0].call.id == call_id and not run.background:
+            return CallHistory(log=self.log, now=now, run_id=run.id)  # most calls
         verdicts = dict(decided)
         before: list[CallFact] = []
         following: list[CallFact] = []

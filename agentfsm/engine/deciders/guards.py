@@ -27,7 +27,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.core.reducers import add_counts
 from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
-from agentfsm.engine.execution.known_calls import read_calls, view_calls
+from agentfsm.engine.execution.known_calls import may_differ, read_calls, view_calls
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.ports.guards import GuardDecision, GuardedCall, KnownText, describe_guard
 from agentfsm.ports.screening import ScreenedText
@@ -165,7 +165,7 @@ def check_start(calls: OpenCalls, call: ToolCall, _tool: Tool[..., Any], _bound:
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
     # No refusal may deny that a call ran which had started before; this execution has decided on it anew already.
     is_new = guarded.verdict is not GuardVerdict.REFUSE and not entry.attempts
-    if is_new and call.name in find_timed_tools(calls.execution.config):
+    if is_new and call.name in find_timed_tools(calls.execution.config) and may_differ(calls.execution, guarded):
         now = _decide_by_history(calls.execution, call, guarded)
         if now is not None and now.verdict.strictness > guarded.verdict.strictness:
             calls.record(now)

@@ -9,7 +9,7 @@ from agentfsm.engine.execution.call_tree import CallTree
 from agentfsm.ports.call_history import CallHistory
 
 if TYPE_CHECKING:
-    from agentfsm.core.events import GuardVerdict
+    from agentfsm.core.events import Guarded, GuardVerdict
     from agentfsm.engine.execution.execution import Execution
 
 
@@ -32,6 +32,21 @@ def view_calls(
     if tree is None:
         return _NO_HISTORY
     return tree.view(journal.run, call_id, now=journal.clock.now(), decided=decided)
+
+
+def may_differ(execution: Execution, decided: Guarded) -> bool:
+    """Return whether a decision on a call may be another one now.
+
+    What stands before a call in its reply is known with the first decision, whatever becomes of it. So only time that
+    passes, other runs, and steps of a plan that start beside it can make a difference.
+    """
+    tree, journal = execution.budget.tree.calls, execution.journal
+    is_alone = tree is None or len(tree.recorder.runs) == 1
+    return not is_alone or journal.run.reply is None or journal.clock.now() - decided.at > _SAME_TIME_S
+
+
+# Seconds in which a time limit of a rule is not looked at again.
+_SAME_TIME_S: Final = 1.0
 
 
 def list_due(execution: Execution) -> tuple[str, ...]:
