@@ -397,3 +397,30 @@ async def test_an_agent_in_the_background_has_not_happened_before_its_end(store)
     agent = Agent(ScriptedModel(*script), tools=tools, store=store, guards=[before("pay", "digger")])
     assert (await agent.run("go")).output == "done"
     assert bank.made == [("pay", "A")]
+
+
+def test_a_time_that_passes_in_the_same_reply():
+    """The charge was new enough when the reply came, and is not once the call before the refund has ended."""
+
+    async def play(store, clock):
+        bank = Bank()
+
+        @tool
+        async def nap() -> str:
+            """Sleep."""
+            await anyio.sleep(10)
+            return "awake"
+
+        rules = [within("ship", of="charge", hours=0.001, same="order")]
+        late = [call("nap"), call("ship", order=2)]
+        agent = Agent(
+            ScriptedModel(*turns([call("charge", order=2)], late, [call("charge", order=2)], call("ship", order=2))),
+            tools=[nap, *bank.tools],
+            store=store,
+            guards=rules,
+            clock=clock,
+        )
+        assert (await agent.run("go")).output == "done"
+        assert bank.made == [("charge", 2), ("charge", 2), ("ship", 2)]
+
+    virtually(play)
