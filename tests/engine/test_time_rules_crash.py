@@ -7,12 +7,11 @@ import contextlib
 import attrs
 import pytest
 
-from agentfsm import Agent, AssistantMessage, tool
+from agentfsm import Agent, AssistantMessage, RunNotFoundError, tool
 from agentfsm.core.value import Value
 from agentfsm.guards import CallGuard, at_most, before, never, only_if
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, call, say
-from tests.engine.test_exit_filter import exists
 from tests.support.checks import names
 from tests.support.failing_stores import CrashingStore, WorkerKilled
 
@@ -111,9 +110,10 @@ async def play(store, mortal, run_id):
         await approve(agent, run)
         await agent.resume(run_id)
     agent, probe, made = build(store)
-    if not await exists(agent, run_id):
+    try:
+        run = await agent.resume(run_id)
+    except RunNotFoundError:
         return agent, None, []
-    run = await agent.resume(run_id)
     if run.pending:
         await approve(agent, run)
         run = await agent.resume(run_id)
