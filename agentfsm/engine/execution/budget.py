@@ -87,8 +87,8 @@ class _BudgetTree:
     forked_calls: ForkedCalls | None = None
     """Calls under a quota in the forks of the session; None until a guard has decided on such a call."""
 
-    calls: CallTree | None = None
-    """Calls of these runs, for rules over time; None if there are no such rules."""
+    calls: CallTree = attrs.field(init=False)
+    """Calls of these runs; not set before a rule over time reads them, so that others pay nothing."""
 
 
 def _find_tree(budget: Budget) -> _BudgetTree:

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
 
 
+def _find_tree(execution: Execution) -> CallTree | None:
+    return getattr(execution.budget.tree, "calls", None)
+
+
 async def read_calls(execution: Execution) -> None:
     """Make the calls of a run, and of the runs around it, known to guards that read them."""
     budget, journal = execution.budget, execution.journal
-    if (tree := budget.tree.calls) is None:
+    if (tree := _find_tree(execution)) is None:
         tree = budget.tree.calls = CallTree()
     await tree.add(journal.store, journal, [each.source for each in budget.ancestors])
 
@@ -28,7 +32,7 @@ def view_calls(
     execution: Execution, call_id: str = "", decided: Iterable[tuple[str, GuardVerdict]] = ()
 ) -> CallHistory:
     """Return the calls before one of a run, or before its end. Without rules over time nothing was read."""
-    tree, journal = execution.budget.tree.calls, execution.journal
+    tree, journal = _find_tree(execution), execution.journal
     if tree is None:
         return _NO_HISTORY
     return tree.view(journal.run, call_id, now=journal.clock.now(), decided=decided)
@@ -40,7 +44,7 @@ def may_differ(execution: Execution, decided: Guarded) -> bool:
     What stands before a call in its reply is known with the first decision, whatever becomes of it. So only time that
     passes, other runs, and steps of a plan that start beside it can make a difference.
     """
-    tree, journal = execution.budget.tree.calls, execution.journal
+    tree, journal = _find_tree(execution), execution.journal
     is_alone = tree is None or len(tree.recorder.runs) == 1
     return not is_alone or journal.run.reply is None or journal.clock.now() - decided.at > _SAME_TIME_S
 
