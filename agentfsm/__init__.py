@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentfsm._lib.limiter import Limiter
 from agentfsm.agents.agent import Agent
+from agentfsm.core.claims import Claim, Claims
 from agentfsm.core.errors import (
     AgentError,
     ArgumentsError,
@@ -115,6 +116,8 @@ __all__ = [
     "AuditRecord",
     "BudgetWarning",
     "CallDelta",
+    "Claim",
+    "Claims",
     "ClosedError",
     "ConflictError",
     "ContextTooLongError",

@@ -83,6 +83,7 @@ class Agent(AgentControls[A_co], AgentStarts[A_co]):
             can represent.
         output_mode: Way in which the model is constrained to `output_type`: "schema", "tool", "json" or "prompt".
         output_validators: Functions, plain or async, that take the answer, or the RunContext and the answer.
+        claims: Requirement that answers name a call for each act that they say was done; None for none.
         reflector: Judge of answers, or of the results of selected tools, before the run continues; None for no judge.
         memory: Memory across runs, which is searched once for each input of the user; None for no memory.
         guards: Guards that decide on calls before they start; empty for no rules.

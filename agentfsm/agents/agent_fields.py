@@ -20,6 +20,7 @@ from agentfsm.agents.validation import (
     warn_of_undescribed_tools,
     warn_of_unreachable_rules,
 )
+from agentfsm.core.claims import Claims
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.limits import Limits, Spend
@@ -190,12 +191,17 @@ def _build_client(agent: AgentFields[Any]) -> Runs:
 
 def _build_answers(agent: AgentFields[Any]) -> OutputSpec | None:
     """Return the specification of the agent's answers; None for plain text."""
-    if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
+    if agent.output_type is None and not agent.output_validators and agent.output_mode is None and agent.claims is None:
         return None
     from agentfsm.engine.execution.output import build_output_spec  # noqa: PLC0415  brings pydantic
 
     return build_output_spec(
-        agent.output_type, agent.output_validators, agent.output_mode, agent.model, agent.tools.names
+        agent.output_type,
+        agent.output_validators,
+        agent.output_mode,
+        agent.model,
+        agent.tools.names,
+        claims=agent.claims,
     )
 
 
@@ -286,6 +292,12 @@ class AgentFields(Generic[A_co]):
     output_validators: Sequence[Callable[..., Any]] = ()
     """Functions, plain or async, that take the answer, or the RunContext and the answer. They raise ModelRetry to
     refuse the answer.
+    """
+
+    claims: Claims | None = None
+    """Requirement that answers name a call for each act that they say was done; None for none. With `Claims()`, an
+    answer that names calls which are not done goes back to the model, as one that does not fit; after the limit it is
+    given with the mark `run.not_done`.
     """
 
     reflector: Judge | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.core.claims import format_claims
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.machine import State
 from agentfsm.tools.queue.result_json import encode_value
@@ -39,6 +40,8 @@ def describe_run(run: Run, status: RunStatus, standstill: str) -> dict[str, Any]
         view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
     if run.findings:
         view["findings"] = [*run.findings]
+    if run.not_done:
+        view["not_done"] = format_claims(run.not_done)
     if standstill:
         view["standstill"] = standstill
     if run.pending:

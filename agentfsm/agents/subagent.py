@@ -164,7 +164,13 @@ def make_goal_tool(agent: RunnableAgent, tools: ToolRegistry, planner: PlanMaker
         planner: Its planner, which has the limits of a goal.
     """
     plain = agent.with_(
-        planner=None, reflector=None, output_type=None, output_mode=None, output_validators=(), watch=()
+        planner=None,
+        reflector=None,
+        output_type=None,
+        output_mode=None,
+        output_validators=(),
+        claims=None,
+        watch=(),
     )
 
     def select_tools(child: RunnableAgent, parent: Parent, arguments: Arguments) -> RunnableAgent:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from agentfsm.core.claims import Claims
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.labels import DATA_LEVELS, ToolKind, matches_tool
@@ -77,6 +78,7 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         fits=lambda value: isinstance(value, Sequence) and all(map(callable, value)),
         wanted="a list of functions, for example [check]",
     ),
+    "claims": require_type(Claims, NoneType, wanted="Claims(), or None"),
     "reflector": require_members(
         *("model", "answer_tokens", "wants", "judge"),
         wanted="Reflector(model=...) of agentfsm.reflection, or a Judge of your own",

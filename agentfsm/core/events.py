@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from agentfsm.core.claims import Claim
 from agentfsm.core.encoding import write_record, write_tagged
 from agentfsm.core.header import FORMAT, Fingerprint
 from agentfsm.core.history import Segment
@@ -201,6 +202,9 @@ class AnswerDrafted(Event):
     answered_from: AnswerSource | None = None
     purpose: Purpose | None = None
     """LAST_ANSWER for the last answer of a run that a limit stops, else None."""
+
+    claims: tuple[Claim, ...] | None = None
+    """Acts that the answer says were done, with the calls that did them; None if it has no list of them."""
 
 
 @attrs.frozen(kw_only=True)

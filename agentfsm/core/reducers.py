@@ -173,7 +173,12 @@ def _reduce_tools_chosen(run: RunFields, event: e.ToolsChosen) -> Changes:
     return {**_count_reply(run, event), "reply": event.message, "open": entries}
 
 
-def _reduce_answer_drafted(run: RunFields, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
+def _reduce_answer_drafted(run: RunFields, event: e.AnswerDrafted) -> Changes:
+    changes = _add_answer(run, event)
+    return {**changes, "draft_claims": event.claims, "draft_end": len(changes["messages"])}
+
+
+def _add_answer(run: RunFields, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
     changes = _count_reply(run, event)
     source = event.answered_from
     changes |= {"messages": run.messages.with_appended(event.message), "consecutive_errors": 0, "answered_from": source}
@@ -183,7 +188,7 @@ def _reduce_answer_drafted(run: RunFields, event: e.AnswerGiven | e.AnswerDrafte
 
 
 def _reduce_answer_given(run: RunFields, event: e.AnswerGiven) -> Changes:
-    return {**_reduce_answer_drafted(run, event), "stop_reason": StopReason.COMPLETED}
+    return {**_add_answer(run, event), "stop_reason": StopReason.COMPLETED}
 
 
 def _reduce_model_faltered(run: RunFields, event: e.ModelFaltered) -> Changes:

@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from agentfsm.core.calls import BackgroundRun, FailureRecord, OpenCall, parse_index
+from agentfsm.core.claims import Claim, list_not_done
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerSource, LimitReached, Verdict
 from agentfsm.core.header import Fingerprint, Header
@@ -126,6 +127,14 @@ class RunFields(Value):
     refusals: int = 0
     """Number of drafts refused since the last input."""
 
+    draft_claims: tuple[Claim, ...] | None = None
+    """Acts that the newest draft of an answer says were done, with the calls that did them; None if it has no list of
+    them.
+    """
+
+    draft_end: int = 0
+    """Length of the history with that draft."""
+
     verdict: Verdict | None = None
     """Verdict on the draft or the results that REFLECT judges now; None if there is none yet."""
 
@@ -208,6 +217,20 @@ class RunFields(Value):
     def id(self) -> str:
         """Id of the run, unique in its store."""
         return self.header.id
+
+    @property
+    def claims(self) -> tuple[Claim, ...] | None:
+        """Acts that the answer of a run that is over, or its last answer, says were done, with the calls that did them.
+
+        None if it has no list of them.
+        """
+        is_answer = self.stop_reason is not None and self.draft_end == len(self.messages)
+        return self.draft_claims if is_answer else None
+
+    @property
+    def not_done(self) -> tuple[Claim, ...]:
+        """Those of `claims` that no call has done."""
+        return list_not_done(self.claims or ())
 
     @property
     def data_level(self) -> Label | None:

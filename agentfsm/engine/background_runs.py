@@ -145,8 +145,8 @@ class BackgroundRuns:
         assert tool is not None  # the program was checked  # noqa: S101
         assert tool.inner_agent is not None  # as above  # noqa: S101
         options = execution.options._replace(drain=self._drain)
-        context = attrs.evolve(
-            build_context(execution),
+        context = build_context(
+            execution,
             call_id=each.call.id,
             idempotency_key=each.call.key,
             on_event=journal.on_event,

@@ -21,6 +21,7 @@ from agentfsm.engine.deciders import (
     answer_cache,
     approvals,
     background,
+    claims,
     cost,
     duties,
     guards,
@@ -181,6 +182,8 @@ def build_line(execution: Execution) -> Line:
     has_cache, has_output, has_judge = (
         each is not None for each in (config.answer_cache, config.output_spec, config.judge)
     )
+    has_claims = config.output_spec is not None and config.output_spec.claims is not None
+    holds_answers = has_claims and config.output_spec is not None and config.output_spec.tool is None
     filters_texts = any(guard.filters_texts() for guard in config.guards)
     remind, make_room = (reminder.remind, has_reminder), (window.make_room, True)
     on_result = (
@@ -212,13 +215,15 @@ def build_line(execution: Execution) -> Line:
         on_reply=_used(
             (answer_cache.note_refusal, has_cache),
             (output.unwrap_answer, has_output),
+            (claims.read_claims, has_claims),
             (labels.label_hosted, config.registry.hosted),
             (text_filters.filter_texts, filters_texts),
+            (text_filters.pass_texts, holds_answers and not filters_texts),
         ),
         decided_tools=_used((guards.find_guarded_tools, has_guards)),
         secrets=_used((guards.list_secrets, has_guards)),
         holds_calls=_used((plans.holds_calls, has_plans)),
-        holds_texts=filters_texts,
+        holds_texts=filters_texts or holds_answers,
         must_review=_used((_always, config.reviews_answers or has_background), (labels.has_read_data, has_guards)),
         open_calls=_used(
             (limits.admit_calls, True),
@@ -256,6 +261,7 @@ def build_line(execution: Execution) -> Line:
             (labels.review_draft, has_guards),
             (judge.apply_verdict, has_judge or run.verdict),
             (output.check_draft, has_output),
+            (claims.check_claims, has_claims),
             (duties.check_draft, has_duties),
             (judge.ask_judge, has_judge),
         ),

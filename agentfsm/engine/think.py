@@ -138,7 +138,7 @@ def _read_last_answer(
     """Return the end of a run after its last answer, which is in `Run.partial`. The stop reason remains the limit."""
     received, _, facts = _receive(line, request, reply, usage, is_last=True)
     if received.text:
-        said = e.AnswerDrafted(purpose=Purpose.LAST_ANSWER, **facts)
+        said = e.AnswerDrafted(purpose=Purpose.LAST_ANSWER, claims=received.claims, **facts)
         return end_after_last_answer(request.execution, reached, "its last answer is in run.partial", said)
     text = "the last reply said nothing"
     silent = e.ModelFaltered(error=text, usage=usage, request=request.digest, purpose=Purpose.LAST_ANSWER)
@@ -147,18 +147,18 @@ def _read_last_answer(
 
 def _read_reply(line: Line, request: PreparedRequest, reply: Reply, usage: Usage) -> StepOutcome:
     """Return the outcome of a reply: calls, an answer, or an unusable answer."""
-    execution, log = request.execution, request.execution.journal.log
+    execution = request.execution
     received, message, facts = _receive(line, request, reply, usage, is_last=False)
     if reply.served_model:
         asked = reply.model or execution.config.model.name
         facts["served_model"] = served = find_other_model(asked, reply.served_model)
         if served:
-            log.warning("other_model", asked=asked, served=served)
+            execution.journal.log.warning("other_model", asked=asked, served=served)
     if message.calls:
         if repaired := [call.id for call in message.calls if call.repaired is not None]:
-            log.warning("arguments_repaired", calls=", ".join(repaired))
+            execution.journal.log.warning("arguments_repaired", calls=", ".join(repaired))
         return StepOutcome((e.ToolsChosen(**facts),))
-    draft = partial(e.AnswerDrafted, **facts)
+    draft = partial(e.AnswerDrafted, claims=received.claims, **facts)
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
         is_empty = not (message.text.strip() or message.hosted)

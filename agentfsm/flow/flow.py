@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 # Fields of an agent that the steps determine.
-_DERIVED: Final = ("model", "tools", "planner")
+_DERIVED: Final = ("model", "tools", "planner", "claims")
 
 
 class Flow(Agent[Any]):

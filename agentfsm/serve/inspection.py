@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core import codec
+from agentfsm.core.claimed_calls import describe_claims
 from agentfsm.engine.sent_request import build_request_document, read_sent_request
 from agentfsm.journal.diff import difference
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
@@ -85,10 +86,14 @@ async def get_model_request(gateway: Gateway, request: Request, caller: Caller, 
 
 
 async def audit_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Return a record of each call of a run and its sub-agents: who asked for it, who approved it, how it ended."""
+    """Return a record of each call of a run and its sub-agents: who asked for it, who approved it, how it ended.
+
+    Beside them are the claims of its answer, each with the call that did it, and the calls that it does not claim.
+    """
     header = await gateway.open_run(request.path_params["run_id"], caller)
     records = await gateway.runs.audit(header.id)
-    return JSONDocument({"calls": [attrs.asdict(each) for each in records]})
+    claims = describe_claims(await gateway.load(header))
+    return JSONDocument({"calls": [attrs.asdict(each) for each in records], **claims})
 
 
 async def compare_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:

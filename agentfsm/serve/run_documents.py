@@ -75,6 +75,7 @@ def _build_document(run: Run, status: RunStatus, standstill: str) -> dict[str, A
         "version": run.version,
         "turn": run.turn,
         "output": read_output(run) if run.state is State.DONE else None,
+        "not_done": [attrs.asdict(claim) for claim in run.not_done],
         "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
         "stop_message": run.stop_message,
         "findings": [*run.findings],

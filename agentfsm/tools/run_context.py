@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 
@@ -19,6 +19,10 @@ from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.tools.attendance import Attendance
 from agentfsm.tools.question_validation import encode_state, validate_questions
+
+if TYPE_CHECKING:
+    from agentfsm.core.call_facts import CallFact
+    from agentfsm.core.run import Run
 
 D = TypeVar("D")
 
@@ -128,6 +132,9 @@ class RunContext(Generic[D]):
     attendance: Attendance | None = attrs.field(default=None, repr=False)
     """Access to the person who attends the run; None if its driving call has no `elicit=`."""
 
+    run: Run[Any] | None = attrs.field(default=None, repr=False)
+    """The run as it was when the context was made, read-only; None if no run is behind the call."""
+
     parent: Any = attrs.field(default=None, repr=False)
     """Run behind the call of an agent or of a tool for background runs: an `agentfsm.engine.execution.parent.Parent`;
     None for other tools.
@@ -179,6 +186,16 @@ class RunContext(Generic[D]):
     def cancelled(self) -> bool:
         """Whether the call was cancelled or timed out. A plain function should check this and return."""
         return self.cancel_flag.is_set
+
+    @property
+    def calls(self) -> tuple[CallFact, ...]:
+        """Calls of `run` and of the runs that it continues, with their arguments, outcomes, results and approvers.
+
+        Empty if no run is behind the call.
+        """
+        from agentfsm.core.call_facts import list_call_facts  # noqa: PLC0415  few functions ask for it
+
+        return () if self.run is None else list_call_facts(self.run)
 
     @property
     def answers(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, ToolResult, tool
+from agentfsm import Agent, Claims, Limits, ToolResult, tool
 from agentfsm.ports import SandboxEnd, SandboxOutcome
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -175,3 +175,37 @@ def test_sensitive_data_is_replaced(here):
     [paid] = here.json("audit", "paid", "--results")["calls"]
     assert (paid["arguments"], paid["content"]) == ({"account": marked, "cents": 3}, f"paid 3 to {marked}")
     assert paid["result"]["sha256"] == hashlib.sha256(f"paid 3 to {account}".encode()).hexdigest()
+
+
+def test_the_claims_of_an_answer(here):
+    """Each with its call, or the reason why there is none, and what the answer does not mention."""
+
+    @tool
+    def pay(cents: int) -> str:
+        """Pay."""
+        return "paid"
+
+    async def drive():
+        named = [{"tool": "pay", "arguments": {"cents": cents}} for cents in (1, 3)]
+        answer = say("", call("final_answer", result="Paid.", claims=named))
+        model = ScriptedModel(say("", call("pay", cents=1), call("pay", cents=2)), answer)
+        store = SQLiteStore(here.folder / ".agentfsm" / "runs.db")
+        limits = Limits(answer_retries=0)
+        async with Agent(model, tools=[pay], store=store, claims=Claims(), limits=limits) as agent:
+            await agent.run("go", id="claimed")
+        async with Agent(ScriptedModel("Hello."), store=SQLiteStore(here.folder / ".agentfsm" / "runs.db")) as plain:
+            await plain.run("go", id="plain")
+
+    anyio.run(drive)
+    assert here("audit", "--claims", "claimed", code=1).splitlines() == [
+        "done by t1.0: pay(cents=1)",
+        "not done, the call t1.0 differs in cents: pay(cents=3)",
+        "not claimed, t1.1: pay(cents=2)",
+    ]
+    found = here.json("audit", "--claims", "claimed", code=1)
+    assert [each["call_id"] for each in found["claims"]] == ["t1.0", ""]
+    assert found["unclaimed"] == [{"call_id": "t1.1", "tool": "pay"}]
+    assert 'not done pay({"cents":3}): the call t1.0 differs in cents' in here("show", "claimed")
+    assert here.json("show", "claimed")["not_done"] == [found["claims"][1]]
+    assert here.json("audit", "--claims", "plain") == {"claims": None, "unclaimed": []}
+    here("audit", "--claims", code=2)

@@ -31,7 +31,7 @@ HASHES = {
     2: "c703d6abe2ecc954",
     3: "34af94d19d7d12b1",
     4: "3d7effc3e500cbed",
-    5: "a7550d6bed1a19b4",
+    5: "914126c626e0bb62",
 }
 
 

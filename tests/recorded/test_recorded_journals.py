@@ -75,6 +75,7 @@ def test_every_feature_has_its_seeds():
 # What no seed reaches, and why.
 UNREACHED = {
     "AnswerDrafted.answered_from": "a repeated answer, at the end of which new input arrives",
+    "AnswerDrafted.claims": "no agent here has claims=: tests/engine/test_claimed_answers.py",
     "Continued.is_last": "journals of format 3 and older",
     "ToolLost.lacks_tool": "a step whose tool the program has lost: tests/changed has it",
     "ToolResult.sandbox": "a process of its own, in real time",

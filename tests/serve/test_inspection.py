@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from agentfsm import Agent, Settings, difference, tool
+from agentfsm import Agent, Claims, Limits, Settings, difference, tool
+from agentfsm.agents.run_reports import describe_run
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.usage import Usage
 from agentfsm.engine.sent_request import read_sent_request
+from agentfsm.journal.run_status import RunStatus
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateway_client import named, paying, serving
@@ -62,6 +64,21 @@ async def test_each_version_is_shown_as_the_library_has_it():
         assert replay == {"id": made["id"], "checked": 2, "divergences": []}
         for wrong in ("journal?after=x", "messages?at=99", "request?turn=9", "request", "diff?at=99"):
             assert (await client.get(f"{path}/{wrong}")).status_code == 400, wrong
+
+
+async def test_what_an_answer_says_was_done():
+    """The run has the mark, and the audit each claim with its call."""
+    named = [{"tool": "look", "arguments": {"city": city}} for city in ("Rome", "Oslo")]
+    model = ScriptedModel(say("", call("look", city="Rome")), say("", call("final_answer", result="so", claims=named)))
+    agent = looking().with_(model=model, claims=Claims(), limits=Limits(answer_retries=0))
+    async with serving(agent) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "weather?", "wait_s": 30})).json()
+        found = (await client.get(f"/v1/runs/{made['id']}/audit")).json()
+    assert (made["output"], found["unclaimed"]) == ("so", [])
+    assert [each["call_id"] for each in found["claims"]] == ["t1.0", ""]
+    assert made["not_done"] == found["claims"][1:]
+    report = describe_run(await agent.load(made["id"]), RunStatus.DONE, "")
+    assert report["not_done"] == 'look({"city":"Oslo"}): the call t1.0 differs in city'
 
 
 class PricedModel(ScriptedModel):

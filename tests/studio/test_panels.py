@@ -121,6 +121,18 @@ def test_the_transcript(open_page, studio, show):
     assert "approved by" in text
 
 
+def test_an_answer_that_says_what_was_not_done(open_page, show):
+    """It stands at the answer and in the transcript, at any width and in both themes."""
+    page = open_page("#/runs/evaluated?panel=transcript", viewport={"width": 390, "height": 800})
+    [claim] = show("show", "evaluated")["not_done"]
+    for place in (page.locator(".result-card"), page.locator(".transcript .is-undone")):
+        expect(place).to_contain_text('pay({"to":"<script>alert(1)</script>')  # as text
+        expect(place).to_contain_text(claim["fault"])
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    check_access(page, ".result-card")
+    check_access(page, ".transcript")
+
+
 def test_the_trace(open_page, studio, show):
     """Turns have their calls within them, a call the run that it began; Enter goes to the details of the chosen one."""
     page = open_panel(open_page, studio, "nested", "trace")

@@ -19,6 +19,7 @@ from agentfsm import (
     Usage,
 )
 from agentfsm.core import events as e
+from agentfsm.core.claims import Claim
 from agentfsm.core.events import PlanKind
 from agentfsm.core.header import Fingerprint, Header
 from agentfsm.core.inbox import Approve, Input
@@ -109,6 +110,13 @@ FURTHER = (
     e.Guarded(call_id="t6.8", verdict=GuardVerdict.REFUSE, rule="before(pay, verify)", reason="none", first="verify"),
     e.Accepted(findings=("the rule eventually(unlock, after=lock): unlock has to succeed after lock",)),
     e.Failed(reason=StopReason.TIMEOUT, message="too late", findings=("unlock has to succeed after lock",)),
+    e.AnswerDrafted(
+        message=AssistantMessage(text="Both are paid."),
+        claims=(
+            Claim(tool="pay", arguments={"cents": 5}, call_id="t6.1"),
+            Claim(tool="pay", arguments={"cents": 6}, fault="the call t6.1 differs in cents"),
+        ),
+    ),
 )
 
 FORMAT_5 = Format(
@@ -129,6 +137,8 @@ FORMAT_5 = Format(
             ErrorType.WITHHELD,
             e.AttemptFailed,
             e.ChildReported,
+            (e.AnswerDrafted, "claims"),
+            *((Claim, name) for name in ("tool", "arguments", "call_id", "fault")),
             *((e.ApprovalAsked, name) for name in ("tools", "by", "arguments", "key")),
             (Input, "by"),
             (Approve, "edit_only"),

@@ -15,6 +15,7 @@ import httpx
 import agentfsm
 from agentfsm import AssistantMessage, Label, Outcome, Purpose, TextPart, ToolCall, ToolResult, Usage
 from agentfsm.core import events as e
+from agentfsm.core.claims import Claim
 from agentfsm.core.events import AnswerSource
 from agentfsm.core.header import Header
 from agentfsm.core.recalled_items import RecalledItem
@@ -111,6 +112,8 @@ async def write_journals(path):
     large = Usage(input_tokens=100, output_tokens=20, cost_usd=0.5)
     tier = TierChoice(name="large", reason="classifier", spent=(small,))
     answer = e.AnswerGiven(at=101.0, took_s=1.0, message=AssistantMessage(text="Rome."))
+    lie = Claim(tool="pay", arguments={"to": HOSTILE}, fault="no call of this tool is done")
+    claimed = e.AnswerDrafted(at=101.0, message=answer.message, claims=(lie,))
     source = AnswerSource(run_id="tiered", at=101.0)
     journals = {
         "hostile": (header, hostile),
@@ -119,7 +122,10 @@ async def write_journals(path):
             plain,
             [e.Observed(at=100.0), attrs.evolve(answer, usage=small.usage + large, model="max", tier=tier)],
         ),
-        "evaluated": (attrs.evolve(plain, purpose="eval", session="a case"), [e.Observed(at=100.0), answer]),
+        "evaluated": (
+            attrs.evolve(plain, purpose="eval", session="a case"),
+            [e.Observed(at=100.0), claimed, e.Accepted(at=101.0)],
+        ),
         "repeated": (plain, [e.Observed(at=100.0), attrs.evolve(answer, answered_from=source)]),
     }
     for run_id, (each, events) in journals.items():

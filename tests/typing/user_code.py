@@ -12,6 +12,7 @@ from agentfsm import (
     TABLE,
     Agent,
     AgentCost,
+    Claims,
     ConflictError,
     ErrorType,
     ImagePart,
@@ -285,7 +286,7 @@ class Refund:
 
 async def answers() -> None:
     """The type of the answer is the agent's, and that of its runs; without one it is text."""
-    typed = Agent("openai:gpt-4o", output_type=Refund)
+    typed = Agent("openai:gpt-4o", output_type=Refund, claims=Claims(complete=True))
     assert_type(typed.stream("Refund order 17").run, Run[Refund])
     run = await typed.run("Refund order 17")
     assert_type(run.output, Refund)

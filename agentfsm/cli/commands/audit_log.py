@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,9 @@ from agentfsm.cli.render.text import format_caller, format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.calls import Phase
+from agentfsm.core.claimed_calls import describe_claims, list_unclaimed
+from agentfsm.core.claims import list_not_done
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.messages import Outcome
 from agentfsm.core.sensitive_text import redact_members, redact_sensitive
@@ -69,6 +73,7 @@ def add_commands(add: AddParser) -> None:
         "--results", action="store_true", help="with --json: include the results, not only hashes"
     )
     seals = audit_options.add_mutually_exclusive_group()
+    seals.add_argument("--claims", action="store_true", help="show what the answer of RUN says was done, and its calls")
     seals.add_argument("--seal", action="store_true", help="write the hashes of journals that have changed to a file")
     seals.add_argument("--verify", action="store_true", help="find changes of the store since it was sealed")
     seals.add_argument("--head", action="store_true", help="show the end of that file, to be kept elsewhere")
@@ -89,6 +94,8 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if args.seal or args.verify or args.head:
         command = seal_runs if args.seal else verify_runs if args.verify else show_head
         return command(args, terminal)
+    if args.claims:
+        return show_claims(args, terminal)
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
     source = ""
@@ -195,6 +202,31 @@ def _format_outcome(record: AuditRecord) -> str:
         return f"{record.status}{tries}{agent}{whom}"
     result = f", {format_count(len(record.result), 'character')}, SHA-256 {record.digest[:12]}..."
     return f"{record.status}{why} in {format_duration(record.duration_s)}{tries}{agent}{whom}{result}"
+
+
+def show_claims(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show each act that the answer of a run says was done with its call, and the calls that it does not mention.
+
+    Returns:
+        FAILED if one was not done.
+    """
+    if args.id is None:
+        raise MisuseError("audit --claims is about one run: give its id, agentfsm audit --claims RUN")
+    store = open_existing_store(args.store)
+    run = run_in_store(store, partial(Runs(store).load, args.id))
+    if terminal.json:
+        terminal.document(redact_members(describe_claims(run)))
+    elif run.claims is None:
+        terminal.err("no claims: the agent has no claims=, or the run has no answer yet")
+    else:
+        for claim in run.claims:
+            outcome = f"done by {claim.call_id}:" if claim.call_id else f"not done, {claim.fault}:"
+            arguments = format_arguments(redact_members(claim.arguments))
+            terminal.out(one_line(f"{outcome} {claim.tool}({arguments})", CALL_CHARS))
+        for call in list_unclaimed(run):
+            arguments = format_arguments(redact_members(call.arguments))
+            terminal.out(one_line(f"not claimed, {call.call_id}: {call.tool}({arguments})", CALL_CHARS))
+    return ExitCode.FAILED if list_not_done(run.claims or ()) else ExitCode.DONE
 
 
 # Seals: hashes of the journals, by which later changes are found.

@@ -497,6 +497,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
         yield f"waits    {format_pending(item, run.id)}"
         yield from (f"         {line}" for line in format_whole_call(item))
         yield from (f"         {line}" for line in format_error_lines(item))
+    yield from (f"not done {one_line(f'{claim}: {claim.fault}', NOTE_CHARS)}" for claim in run.not_done)
     if run.state is State.ERROR:
         yield f"failed   {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
 

@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.render.formatting import format_count, format_duration
+from agentfsm.cli.render.formatting import NOTE_CHARS, format_count, format_duration
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.pending import (
     format_error_lines,
@@ -35,6 +35,7 @@ from agentfsm.core.errors import (
     PartlyDoneError,
 )
 from agentfsm.core.machine import State
+from agentfsm.core.text_safety import one_line
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
@@ -304,6 +305,8 @@ def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
         yield f"then: {hint.build_resume(run.id)}"
         return
     yield describe_end(run)
+    for claim in run.not_done:
+        yield one_line(f"not done, although the answer says so: {claim}: {claim.fault}", NOTE_CHARS)
     if run.state is State.ERROR:
         yield _format_spent(run)
     if (fork := hint.build_fork(run)) is not None:

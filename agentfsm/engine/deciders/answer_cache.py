@@ -19,6 +19,7 @@ from agentfsm.core.messages import AssistantMessage, Outcome, TextPart
 from agentfsm.core.notes import NOTE_TOOL
 from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.engine.deciders.answer_key import hash_question
+from agentfsm.engine.deciders.claims import claim_nothing
 from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim, KeptAnswer
 from agentfsm.engine.execution.journal import create_shield
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -65,12 +66,13 @@ async def repeat_answer(request: PreparedRequest) -> StepOutcome | None:
     journal.log.info("answered_from_cache", source=kept.source.run_id)
     if journal.on_event is not None:
         journal.on_event(TextDelta(run_id=run.id, turn=run.turn + 1, attempt=1, text=kept.text))
-    draft = partial(e.AnswerDrafted, message=AssistantMessage(text=kept.text), answered_from=kept.source)
+    message = AssistantMessage(text=kept.text)
+    draft = partial(e.AnswerDrafted, message=message, answered_from=kept.source, claims=claim_nothing(execution))
 
     async def review() -> StepOutcome:
         return StepOutcome((draft(),))
 
-    answer = e.AnswerGiven(message=AssistantMessage(text=kept.text), answered_from=kept.source)
+    answer = e.AnswerGiven(message=message, answered_from=kept.source)
     return StepOutcome((answer,), otherwise=review)
 
 
@@ -134,7 +136,7 @@ async def _settle_claim(execution: Execution, claim: AnswerClaim) -> None:
     config = execution.config
     events: tuple[e.Event, ...] = ()
     is_shareable = claim.cache.scope == "user" or not run.labels.keys() & _PRIVATE
-    if run.state is State.DONE and is_shareable and not run.hosted and not claim.has_refusal:
+    if run.state is State.DONE and is_shareable and not run.claims and not run.hosted and not claim.has_refusal:
         try:
             events = (await execution.journal.store.read(run.id)).events
         except StoreError as error:

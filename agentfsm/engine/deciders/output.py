@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.outcome import StepOutcome
     from agentfsm.engine.model_calls.received import ReceivedReply
 
-_REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
+REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 
 def unwrap_answer(execution: Execution, received: ReceivedReply) -> None:
@@ -32,9 +32,12 @@ def unwrap_answer(execution: Execution, received: ReceivedReply) -> None:
 async def check_draft(execution: Execution, effect: Reflect) -> e.Continued | StepOutcome | None:
     """Return the objection to a draft that does not have the required form or that a validator refuses."""
     config, journal, spec = execution.config, execution.journal, execution.config.output_spec
-    if spec is None or (why := await spec.check(effect.draft or "", build_context(execution))) is None:
+    if spec is None:
         return None
-    refusals, note = journal.run.refusals, _REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
+    is_split = journal.run.draft_claims is not None
+    if (why := await spec.check(effect.draft or "", build_context(execution), is_split=is_split)) is None:
+        return None
+    refusals, note = journal.run.refusals, REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
     if refusals >= config.limits.answer_retries:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
         return stop_at_limit(execution, StopReason.TOO_MANY_ERRORS, times, note=note)

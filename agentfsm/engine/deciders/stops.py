@@ -15,6 +15,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, replace_surrogates
 from agentfsm.core.stops import name_condition
 from agentfsm.core.validation import shorten_repr
+from agentfsm.engine.deciders.claims import claim_nothing
 from agentfsm.engine.deciders.text_filters import filter_texts
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail, stop_at_limit
@@ -68,7 +69,8 @@ def _end_with(execution: Execution, name: str, text: str, note: str) -> StepOutc
     execution.journal.log.info("stop_condition", name=name)
     said = ReceivedReply(Reply(text=text), is_last=False, text=text, thinking="", calls=(), native=None, hosted=None)
     filter_texts(execution, said)
-    draft = e.AnswerDrafted(message=AssistantMessage(text=said.text), filtered=said.filtered)
+    message = AssistantMessage(text=said.text)
+    draft = e.AnswerDrafted(message=message, filtered=said.filtered, claims=claim_nothing(execution))
     # One append: a run that dies has decided, or has not.
     events = (e.Continued(note=f"{note}\n{_STOP_NOTE.format(name=name)}".lstrip()), e.Observed(), draft)
     if said.refusal:

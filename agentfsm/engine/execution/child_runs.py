@@ -9,6 +9,7 @@ import anyio
 import attrs
 
 from agentfsm.core.calls import OpenCall, Phase, format_names, may_have_happened
+from agentfsm.core.claims import format_claims
 from agentfsm.core.errors import RunNotFoundError, StoreError
 from agentfsm.core.labels import Label, ToolKind
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
@@ -176,16 +177,19 @@ def list_own_labels(run: Run) -> tuple[Label, ...]:
 
 def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
     name, cost = run.header.agent, calculate_run_cost(run, model)
+    mark = f"[the agent {name} says what was not done: {format_claims(run.not_done)}]\n" if run.not_done else ""
+    if run.state is State.DONE and mark:
+        return ToolReturn(outcome=Outcome.FAILED, content=mark + run.answer, error_type=ErrorType.AGENT, child=cost)
     if run.state is State.DONE:
         return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
     if run.stop_reason in BUDGET_REASONS or run.limit_reached is not None:
         said = run.partial
         head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]"
-        outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
+        outcome, kind = (Outcome.DONE, None) if said and not mark else (Outcome.FAILED, ErrorType.AGENT)
         if run.stop_reason is StopReason.TIMEOUT:
             outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
         rest = f"This is what it had so far:\n{said}" if said else "(it had written no answer yet)"
-        text = f"{head}{_describe_effects(run)}\n{rest}"
+        text = f"{mark}{head}{_describe_effects(run)}\n{rest}"
         return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
     if run.stop_reason is StopReason.CANCELLED:
         is_known = all(record.outcome is not Outcome.UNKNOWN for record in run.calls)

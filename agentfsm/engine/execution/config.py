@@ -214,6 +214,8 @@ class EngineConfig(Value):
             names = [type(each).__qualname__ for each in policies]
             rest = [self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)]
             rest += map(name_condition, self.stop_when)
+            if self.output_spec is not None and self.output_spec.claims is not None:
+                rest.append(self.output_spec.claims)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {name: short_hash(f"{tools[name]} {digest}", 8) for name, digest in inner.items()}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import attrs
 import jiter
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from agentfsm.core.claimed_calls import LONG_CHARS
+from agentfsm.core.claims import Claim, Claims
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
+from agentfsm.core.json_text import JSON_BLANKS
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
 from agentfsm.ports.model import OutputForm, OutputMode, ToolDefinition
@@ -38,6 +43,26 @@ JSON_INSTRUCTIONS: Final = (
     "Your final answer is one JSON object that fits this JSON Schema, with nothing around it:\n{schema}"
 )
 
+# Maximum of claims of an answer, which are compared with all calls of their tools.
+MAX_CLAIMS: Final = 100
+
+
+class ClaimedCall(TypedDict):
+    """A call that did what the result says."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+_CLAIMS_HINT: Final = Annotated[
+    list[ClaimedCall],
+    Field(
+        description="Each act that the result says was done: the tool that did it, and the arguments of its call, "
+        f"unchanged; those of {LONG_CHARS} or more characters may be left out. Empty if the result says of none.",
+        max_length=MAX_CLAIMS,
+    ),
+]
+
 Validator: TypeAlias = Callable[..., Awaitable[object] | object]
 
 
@@ -57,6 +82,12 @@ class OutputSpec:
     """Compiled type of the answer; None for plain text."""
 
     validators: tuple[_OutputValidator, ...]
+    claims: Claims | None = None
+    """What answers have to claim; None: they claim nothing."""
+
+    whole: CompiledType | None = None
+    """Compiled type of an answer with its claims; None if it has none."""
+
     output_form: OutputForm | None = None
     """Output form for the request, in the modes SCHEMA and JSON."""
 
@@ -72,7 +103,8 @@ class OutputSpec:
     @property
     def requires_tool_call(self) -> bool:
         """Whether an answer is always a call."""
-        return self.tool_definition is not None and self.form is not None and not self.form.takes_text
+        form = self.form if self.whole is None else self.whole
+        return self.tool_definition is not None and form is not None and not form.takes_text
 
     @property
     def correction_hint(self) -> str:
@@ -87,6 +119,24 @@ class OutputSpec:
         """
         return text if self.form is None else self.form.parse(text)
 
+    def split(self, text: str) -> tuple[str, tuple[Claim, ...]] | None:
+        """Return the text of an answer without its claims, and these; None if the model has not sent both."""
+        assert self.whole is not None  # noqa: S101  only answers with claims are split
+        whole = self.whole
+
+        def read(found: str) -> tuple[str, dict[str, Any]]:
+            whole.parse(found)
+            return _find_member(found, "result"), json.loads(found)
+
+        try:
+            own, values = read_object(text, read)
+        except ArgumentsError:
+            return None
+        claims = tuple([Claim(tool=each["tool"], arguments=each["arguments"]) for each in values["claims"]])
+        if self.form is None:
+            return values["result"], claims
+        return f'{{"result": {own}}}' if self.form.is_wrapped else own, claims
+
     def parse_partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
         """Return the part of an answer that the deltas of a reply contain so far, as JSON values; None for nothing."""
         pieces, is_answer = [], False
@@ -97,6 +147,8 @@ class OutputSpec:
             elif self.tool is None:
                 pieces.append(delta.text)
         text = "".join(pieces)
+        if self.whole is not None and self.tool is None and self.form is None:  # the answer alone is passed on
+            return text or None
         begun = text[text.find("{") :] if "{" in text else ""
         try:
             values = jiter.from_json(begun.encode(), partial_mode="trailing-strings") if begun else None
@@ -105,18 +157,27 @@ class OutputSpec:
                 values = read_object(text, json.loads)
             except ArgumentsError:
                 return None
-        is_wrapped = self.form is not None and self.form.is_wrapped
+        is_wrapped = (self.form is not None and self.form.is_wrapped) or (
+            self.whole is not None and self.tool is not None
+        )
         return values.get("result") if is_wrapped and isinstance(values, dict) else values
 
-    async def check(self, text: str, context: RunContext[Any]) -> str | None:
+    async def check(self, text: str, context: RunContext[Any], *, is_split: bool = True) -> str | None:
         """Return the reason for the model why an answer is refused, or None if it is accepted.
 
         Exceptions of the user's functions other than `ModelRetry` propagate.
+
+        Args:
+            text: The answer.
+            context: Context for the validators.
+            is_split: Whether it is without its claims, if it has to have some.
 
         Raises:
             MisuseError: if a function returns a verdict, such as False, instead of raising it.
         """
         try:
+            if self.whole is not None and not is_split:
+                self.whole.parse(text)
             value = self.parse(text)
             for each in self.validators:
                 found = each.function(context, value) if each.takes_context else each.function(value)
@@ -127,6 +188,22 @@ class OutputSpec:
         except (ArgumentsError, ModelRetry) as error:
             return str(error)
         return None
+
+
+def _find_member(text: str, name: str) -> str:
+    """Return the text of a member of a strict JSON object, so that its numbers keep their digits."""
+    decoder, place = json.JSONDecoder(), text.index("{") + 1
+    while True:
+        key, place = decoder.raw_decode(text, _skip_blanks(text, place))
+        start = _skip_blanks(text, text.index(":", place) + 1)
+        _, place = decoder.raw_decode(text, start)
+        if key == name:
+            return text[start:place]
+        place = text.index(",", place) + 1
+
+
+def _skip_blanks(text: str, place: int) -> int:
+    return len(text) - len(text[place:].lstrip(JSON_BLANKS))
 
 
 def _build_return_error(function: Validator, found: object) -> MisuseError:
@@ -144,6 +221,8 @@ def build_output_spec(
     mode: OutputMode | str | None,
     model: Model,
     names: Iterable[str],
+    *,
+    claims: Claims | None,
 ) -> OutputSpec | None:
     """Return the requirements for an agent's answers; None if any text is accepted.
 
@@ -154,23 +233,35 @@ def build_output_spec(
         mode: Output mode; None for the best mode that the model has and that can express the type.
         model: The agent's model.
         names: The names of the agent's tools.
+        claims: What answers have to claim; None for nothing.
 
     Raises:
         MisuseError: if the type has no JSON Schema, the model does not have this mode, a validator has other
             parameters, or a tool has the name of the output tool.
     """
     checks = tuple([_build_validator(function) for function in validators])
-    if output_type is None or output_type is str:
+    is_text = output_type is None or output_type is str
+    if is_text and claims is None:
         if mode is not None:
             raise MisuseError(
                 "output_mode has no effect without output_type: pass output_type as well, or leave output_mode out"
             )
         return OutputSpec(form=None, validators=checks) if checks else None
-    form = compile_type(output_type)
     if FINAL_ANSWER in names:
-        raise MisuseError(f"with an output_type, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
-    chosen, schema = _choose_mode(form, mode, model)
-    return OutputSpec(form=form, validators=checks, **_MODE_BUILDERS[chosen](form.schema if schema is None else schema))
+        option = "an output_type" if claims is None else "claims"
+        raise MisuseError(f"with {option}, {FINAL_ANSWER!r} names the tool that gives the answer: rename yours")
+    form = None if is_text else compile_type(output_type)
+    whole = None if claims is None else compile_type(str if is_text else output_type, {"claims": _CLAIMS_HINT})
+    sent = form if whole is None else whole
+    assert sent is not None  # noqa: S101  one of both is there
+    has = model.output_modes
+    if claims is not None:  # which have objects with any keys
+        if mode == OutputMode.SCHEMA:
+            raise MisuseError('claims need the output_mode "tool", "json" or "prompt": leave output_mode out')
+        has = tuple([each for each in has if each is not OutputMode.SCHEMA])
+    chosen, schema = _choose_mode(sent, mode, model, has)
+    fields = _MODE_BUILDERS[chosen](sent.schema if schema is None else schema)
+    return OutputSpec(form=form, validators=checks, claims=claims, whole=whole, **fields)
 
 
 def _build_validator(function: Validator) -> _OutputValidator:
@@ -183,10 +274,9 @@ def _build_validator(function: Validator) -> _OutputValidator:
 
 
 def _choose_mode(
-    form: CompiledType, mode: OutputMode | str | None, model: Model
+    form: CompiledType, mode: OutputMode | str | None, model: Model, has: Sequence[OutputMode]
 ) -> tuple[OutputMode, Mapping[str, JSON] | None]:
-    """Return the mode, and the strict schema if that is sent."""
-    has = model.output_modes
+    """Return the mode, of those that the model has for it, and the strict schema if that is sent."""
     if mode is not None and mode not in has:
         raise MisuseError(f"{model.name} has no output_mode {str(mode)!r}; it has: {', '.join(has)}")
     for each in has if mode is None else [OutputMode(mode)]:

@@ -78,13 +78,13 @@ def _needs_no_rule(execution: Execution, tool: Tool[..., Any]) -> bool:
     return tool.name == FIND_TOOLS and FIND_TOOLS not in execution.config.registry
 
 
-def build_context(execution: Execution) -> RunContext[Any]:
-    """Build the tool context of the run, without the fields of a call."""
-    return build_run_context(execution.journal.run, execution.options.deps)
+def build_context(execution: Execution, **call: Any) -> RunContext[Any]:
+    """Build the tool context of the run, with the fields of a call."""
+    return build_run_context(execution.journal.run, execution.options.deps, **call)
 
 
-def build_run_context(run: Run[Any], deps: object) -> RunContext[Any]:
-    """Build the context of a run that is not executed yet, or outside of its calls."""
+def build_run_context(run: Run[Any], deps: object, **call: Any) -> RunContext[Any]:
+    """Build the context of a run that is not executed yet, or outside of its calls, or with the fields of a call."""
     return RunContext(
         deps=deps,
         run_id=run.id,
@@ -95,6 +95,8 @@ def build_run_context(run: Run[Any], deps: object) -> RunContext[Any]:
         clearance=run.header.clearance,
         labels=join_labels(run.labels),
         metadata=run.metadata,
+        run=run,
+        **call,
     )
 
 

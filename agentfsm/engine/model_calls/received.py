@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from agentfsm.core.calls import build_idempotency_key
+from agentfsm.core.claims import Claim
 from agentfsm.core.json_text import normalise_arguments
 from agentfsm.core.messages import HostedContent, NativeReply, ToolCall, replace_surrogates
 from agentfsm.engine.execution.tool_access import find_engine_tool
@@ -44,6 +45,9 @@ class ReceivedReply:
     hosted: HostedContent | None
     filtered: tuple[str, ...] = ()
     """Decisions that changed the texts, for the journal."""
+
+    claims: tuple[Claim, ...] | None = None
+    """Acts that the answer says were done; None if it has no list of them."""
 
     refusal: str = ""
     """Decision that withheld the answer, so that the run ends; empty if none did."""

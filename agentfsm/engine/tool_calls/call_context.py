@@ -54,8 +54,8 @@ def build_call_context(
     if (attendant := execution.options.attendant) is not None:
         direct = Attendance(attendant, partial(ask_person, call, tool))
         attendance = direct.with_clock(journal.stop_active_time)  # which stops while the person is asked
-    return attrs.evolve(
-        build_context(execution),
+    return build_context(
+        execution,
         call_id=call.id,
         idempotency_key=call.key,
         fencing_token=journal.lease.token,

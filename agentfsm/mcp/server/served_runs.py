@@ -85,6 +85,7 @@ RUN_SCHEMA: Final[Mapping[str, JSON]] = {
         "answer": {
             "description": "The answer, once the status is done: text, or JSON if the agent has an output type."
         },
+        "not_done": {"type": "string", "description": "What the answer says was done, although it was not."},
         "stop_reason": _TEXT,
         "stop_message": _TEXT,
         "standstill": {"type": "string", "description": "Why no process executes the run, and how it continues."},

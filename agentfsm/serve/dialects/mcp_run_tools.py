@@ -63,6 +63,7 @@ class RunDocument(TypedDict, total=False):
     turn: Required[int]
     tokens: Required[int]
     answer: Any
+    not_done: str
     stop_reason: str
     stop_message: str
     standstill: str

@@ -66,6 +66,11 @@ export function fold(journal, version, prompt) {
   return view;
 }
 
+/** What an answer says was done, although it was not, with the reasons. */
+export const undoneOf = (event) => (event.claims ?? [])
+  .filter((claim) => !claim.call_id)
+  .map((claim) => `${claim.tool}(${JSON.stringify(claim.arguments)}): ${claim.fault}`).join("\n");
+
 function addTurn(view, event, version) {
   const turn = { number: view.turns.length + 1, version, event, usage: event.usage ?? {}, calls: [] };
   view.turns.push(turn);
@@ -212,6 +217,10 @@ const STEPS = {
   StepsReady(view, event, version) {
     note(view, version, "steps", "", []);
     addCalls(view, event.calls, event, version, 0);
+  },
+  AnswerDrafted(view, event, version) {
+    const left = undoneOf(event);
+    if (left) note(view, version, "undone", left);
   },
   ChildReported(view, event, version) {
     withCall((call) => {

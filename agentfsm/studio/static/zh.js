@@ -60,7 +60,7 @@ export const ZH = {
   "This fork can act": "此分叉会产生实际效果", "Withhold the calls": "扣留调用", "Fork and act": "分叉并执行",
   "It is a run like any other: its tools are called with their effects. Or withhold the calls of tools that are not read-only, and see what it would do.": "它与其他运行一样：工具调用会产生实际效果。也可以扣留非只读工具的调用，只查看它会做什么。",
   // Panels.
-  "user": "用户", "tools": "工具", "model failed": "模型失败", "compacted": "已压缩", "tools offered": "提供的工具", "plan": "计划", "steps": "步骤", "background run": "后台运行", "verdict": "评判", "note": "提示", "question": "提问", "paused": "已暂停", "resumed": "已恢复", "limit": "上限", "writing": "正在输出",
+  "user": "用户", "tools": "工具", "model failed": "模型失败", "compacted": "已压缩", "tools offered": "提供的工具", "plan": "计划", "steps": "步骤", "background run": "后台运行", "verdict": "评判", "note": "提示", "question": "提问", "paused": "已暂停", "resumed": "已恢复", "limit": "上限", "not done": "未完成", "It says what was not done": "所述事项并未完成", "writing": "正在输出",
   "Show {n} earlier entries": "显示更早的 {n} 条", "Thinking": "思考", "empty result": "空结果",
   "arguments edited": "参数已修改", "approved by {name}": "{name} 批准", "decided by {name}": "{name} 决定", "answered by {name}": "{name} 回答",
   "call intended": "未开始", "call asked": "待批准", "call approved": "已批准", "call running": "运行中", "call lost": "结果未知", "call paused": "暂停", "call finished": "已结束", "call done": "完成", "call failed": "失败", "call timed_out": "超时", "call cancelled": "已取消", "call rejected": "已拒绝", "call skipped": "已跳过", "call unknown": "未知", "call closed": "已关闭",

@@ -256,22 +256,23 @@ class CompiledType(Value):
             raise
 
 
-def compile_type(hint: Any) -> CompiledType:
+def compile_type(hint: Any, beside: Mapping[str, Any] | None = None) -> CompiledType:
     """Compile a type.
 
     Args:
         hint: The type.
+        beside: Types of values that stand beside it, by name, so that it is always wrapped. None: nothing does.
 
     Raises:
         MisuseError: if it has no JSON Schema.
     """
     try:
         adapter, schema = _build_adapter(_annotate_attrs(hint))
-        is_wrapped = schema.get("type") != "object" or "properties" not in schema
+        is_wrapped = beside is not None or schema.get("type") != "object" or "properties" not in schema
         if is_wrapped:
-            adapter, schema = _build_adapter(
-                _build_typed_dict("Answer", {"result": _build_key(hint, required=True, default=None)})
-            )
+            hints = {"result": hint, **(beside or {})}
+            keys = {name: _build_key(each, required=True, default=None) for name, each in hints.items()}
+            adapter, schema = _build_adapter(_build_typed_dict("Answer", keys))
     except Exception as error:  # pydantic, typing and the user's own types raise any error for a hint
         raise MisuseError(
             f"output_type={hint!r} has no JSON Schema ({summarise_error(error)}). Use a type that JSON can "
@@ -280,7 +281,7 @@ def compile_type(hint: Any) -> CompiledType:
     return CompiledType(
         schema=schema,
         is_wrapped=is_wrapped,
-        takes_text=get_origin(hint) in _UNION_ORIGINS and str in get_args(hint),
+        takes_text=beside is None and get_origin(hint) in _UNION_ORIGINS and str in get_args(hint),
         validate=functools.partial(
             _validate_answer, adapter, schema, is_wrapped=is_wrapped, has_booleans=_has_booleans(schema)
         ),

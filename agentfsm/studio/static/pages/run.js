@@ -5,7 +5,7 @@ import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
 import { clock, compact, costOf, count, date, duration, money } from "../format.js";
 import { t } from "../i18n.js";
-import { tokensOf } from "../journal.js";
+import { tokensOf, undoneOf } from "../journal.js";
 import { drawMachine } from "../machine.js";
 import { markdown } from "../markdown.js";
 import { PANELS } from "../panels/index.js";
@@ -135,9 +135,11 @@ function drawOutcome(model, parts) {
   parts.outcomeKey = key;
   if (!stop) return void fill(parts.outcome);
   const isDone = stop.reason === "completed";
+  const undone = turns.length > 0 && undoneOf(turns.at(-1).event);
   const text = isDone ? turns.at(-1)?.event.message?.text : stop.message;
   fill(parts.outcome, h("section", { class: `result-card ${isDone ? "done" : "failed"}` },
-    h("h2", {}, isDone ? t("Answer") : t(`stop ${stop.reason}`)), isDone ? markdown(text ?? "") : h("p", { class: "text" }, text)));
+    h("h2", {}, isDone ? t("Answer") : t(`stop ${stop.reason}`)), isDone ? markdown(text ?? "") : h("p", { class: "text" }, text),
+    undone && h("p", { class: "text undone" }, h("strong", {}, t("It says what was not done")), `\n${undone}`)));
 }
 
 function drawLatest(model, parts) {

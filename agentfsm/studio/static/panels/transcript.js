@@ -23,6 +23,7 @@ export const WHO = {
   pause: "paused",
   resume: "resumed",
   limit: "limit",
+  undone: "not done",
   failure: "stopped",
 };
 
