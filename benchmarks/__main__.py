@@ -9,8 +9,8 @@ Further words, each by itself: `peers` measures the other frameworks, `growth` w
 `lists` what a page of a list of 100,000 runs costs, `options` what each option costs, `plans` the tokens of plans,
 `dialogues` whether recorded dialogues may run in parallel, `graded` which faults of a model an evaluation sees,
 `retail` which of an agent that serves simulated users by a policy, without a network, `traces` what live traces cost,
-`totals` what reports on many runs cost, `upgrades` how long 10,000 open runs are
-compared with a release, `studio` how long its pages take to show, `recall` how well and how fast a
+`totals` what reports on many runs cost, `upgrades` how long 10,000 open runs are compared with a release, `what_if` how
+long what-if runs take, `studio` how long its pages take to show, `recall` how well and how fast a
 memory is searched, `selection` how often the right tool is chosen, and `api_tools` how an agent with the 1,222 tools
 of GitHub's API fares, all for which they need the network, and `injections` which attacks of agentdojo succeed under a
 guard, `direct_harm` which of our own, `searches` and `questions` how often guards ask in ordinary work, and
@@ -55,6 +55,7 @@ OTHERS = (
     "totals",
     "traces",
     "upgrades",
+    "what_if",
     "studio",
 )
 HEAD = (

@@ -22,7 +22,7 @@ from agentfsm.agents.validation import (
     warn_once,
 )
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
-from agentfsm.core.header import FRONT_END, INHERITED_FIELDS, Header
+from agentfsm.core.header import FRONT_END, INHERITED_FIELDS, WHAT_IF, Header
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner, join_labels
 from agentfsm.core.messages import AssistantMessage, Message, Part, ToolResult, check_history
@@ -173,6 +173,10 @@ class AgentStarts(AgentFields[A_co]):
         call = current_call() if parent is None else None
         if call is not None:
             own = call.run.header
+            if own.purpose == WHAT_IF:
+                raise MisuseError(
+                    "a what-if run reaches nothing outside: the function of a call cannot start a run in it"
+                )
             roles = own.roles if roles is None and user in {None, own.user} else roles
             user, tenant, clearance = user or own.user, tenant or own.tenant, clearance or own.clearance
         if self.memory is not None and user is None:

@@ -326,7 +326,10 @@ class _SubagentTool:
         inherited = [guard.for_sub_agent(parent.run.header) for guard in parent.guards]
         guards = (*own, *[guard for guard in inherited if guard not in own])
         limits = attrs.evolve(limits, depth=depth)
-        return build(limits=limits, store=parent.store, clock=clock, watch=watch, guards=guards)
+        fields: dict[str, Any] = {"watch": watch}
+        if (world := parent.options.world) is not None:
+            fields = world.enter(ctx.run_id, ctx.call_id).cut_off(self.agent.driver.config.memory)
+        return build(limits=limits, store=parent.store, clock=clock, guards=guards, **fields)
 
 
 class _IdTakenError(AgentError):
@@ -417,8 +420,13 @@ class _SubagentCall:
         )
         if parent is not None:
             above = parent.options
+            world = None if above.world is None else above.world.enter(self.ctx.run_id, self.ctx.call_id)
             options = options._replace(
-                parent_budget=parent.budget, drain=above.drain, renamed=above.renamed, callers=self.callers
+                parent_budget=parent.budget,
+                drain=above.drain,
+                renamed=above.renamed,
+                callers=self.callers,
+                world=world,
             )
         try:
             return await driver.run_until_blocked(run.id if is_known else run, options)

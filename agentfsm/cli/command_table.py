@@ -99,6 +99,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Command]]] = {
     },
     "evaluate": {
         "eval": Command("eval_suites", "evaluate agents on suites of cases, and compare the results"),
+        "whatif": Command("what_if", "drive stored runs again with another agent, without an effect"),
         "prompts": Command("prompt_files", "list, test and activate versions of prompts"),
     },
     "configure": {

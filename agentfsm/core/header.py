@@ -86,6 +86,9 @@ FORMAT: Final = 5
 # Fields that the header of a sub-agent's run takes from the run that called it.
 INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent", "withhold", "purpose")
 
+# Purpose of runs that show what another agent would have done. They reach nothing outside.
+WHAT_IF: Final = "what-if"
+
 # Key in the metadata of a run: what its front end gives it, an object with `tools`, `state` and `context`.
 FRONT_END: Final = "agentfsm.front_end"
 

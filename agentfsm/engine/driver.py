@@ -39,6 +39,7 @@ from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.executing_call import current_call, outside_calls, report_read_run
 
 if TYPE_CHECKING:
+    from agentfsm.engine.execution.recorded_world import RecordedWorld
     from agentfsm.streaming.stream import Listener
 
 # Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
@@ -268,3 +269,14 @@ class Driver(Generic[A_co]):
             self.ended_runs.pop(run.header.after or "", None)
             self.ended_runs[run.id] = run
         self._ledgers[run.id, run.created_at] = ledger
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class RecordedDriver(Driver[A_co]):
+    """Executes the runs of an agent in a recorded world."""
+
+    world: RecordedWorld
+
+    async def run_until_blocked(self, run: Run[Any] | str, options: ExecutionOptions) -> Run[A_co]:
+        """Do as a `Driver` does, with calls that are answered from the record."""
+        return await super().run_until_blocked(run, options._replace(world=self.world))

@@ -33,6 +33,7 @@ from agentfsm.engine.deciders import (
     permissions,
     plans,
     recall,
+    recorded_world,
     reminder,
     shared_state,
     spend,
@@ -160,7 +161,8 @@ class Line(Value):
 def build_line(execution: Execution) -> Line:
     """Return the deciders of a run, in their order at each point.
 
-    It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`.
+    It is built once for an agent and its tools, and for each kind of run: what else decides is in `key`. A recorded
+    world is not, because an agent in one is a variant of its own.
     """
     config, run, has_spend = execution.config, execution.journal.run, execution.budget.spend is not None
     has_plans, has_reminder = config.planner is not None or run.plan is not None, bool(config.reminder or run.reminder)
@@ -179,6 +181,7 @@ def build_line(execution: Execution) -> Line:
         return known
     has_duties = any(guard.binds_end() for guard in config.guards)
     has_guards, has_background = bool(config.guards), bool(config.registry.background_tools or run.background)
+    is_live = execution.options.world is None
     has_cache, has_output, has_judge = (
         each is not None for each in (config.answer_cache, config.output_spec, config.judge)
     )
@@ -199,7 +202,7 @@ def build_line(execution: Execution) -> Line:
     )
     line = config.lines[key] = Line(
         has_background=has_background,
-        on_inputs=_used((labels.check_inputs, has_guards)),
+        on_inputs=_used((labels.check_inputs, has_guards), (recorded_world.bring_inputs, not is_live)),
         before_request=_used(
             (limits.check_before_request, True),
             (answer_cache.repeat_answer, has_cache),
@@ -220,27 +223,31 @@ def build_line(execution: Execution) -> Line:
             (text_filters.filter_texts, filters_texts),
             (text_filters.pass_texts, holds_answers and not filters_texts),
         ),
-        decided_tools=_used((guards.find_guarded_tools, has_guards)),
+        decided_tools=_used((guards.find_guarded_tools, has_guards), (recorded_world.list_tools, not is_live)),
         secrets=_used((guards.list_secrets, has_guards)),
         holds_calls=_used((plans.holds_calls, has_plans)),
         holds_texts=filters_texts or holds_answers,
-        must_review=_used((_always, config.reviews_answers or has_background), (labels.has_read_data, has_guards)),
+        must_review=_used(
+            (_always, config.reviews_answers or has_background or not is_live), (labels.has_read_data, has_guards)
+        ),
         open_calls=_used(
             (limits.admit_calls, True),
             (guards.decide_on_calls, has_guards),
-            (approvals.ask_about_calls, True),
+            (approvals.ask_about_calls, is_live),
+            (recorded_world.start_unasked, not is_live),
         ),
         ready_steps=_used(
             (guards.admit_ready_steps, has_guards),
-            (approvals.admit_ready_steps, has_plans),
+            (approvals.admit_ready_steps, has_plans and is_live),
         ),
         before_start=_used(
             (permissions.check_start, config.permissions is not None or run.header.withhold),
             (shared_state.check_start, UPDATE_STATE in config.registry),
             (started_calls.check_start, run.open),
             (guards.check_start, has_guards),
-            (approvals.check_asked_by_guard, has_guards),
-            (approvals.check_asked, True),
+            (recorded_world.answer_call, not is_live),
+            (approvals.check_asked_by_guard, has_guards and is_live),
+            (approvals.check_asked, is_live),
             (cost.reserve, True),
         ),
         reserve_start=_used((spend.reserve, has_spend)),
@@ -264,6 +271,7 @@ def build_line(execution: Execution) -> Line:
             (claims.check_claims, has_claims),
             (duties.check_draft, has_duties),
             (judge.ask_judge, has_judge),
+            (recorded_world.await_inputs, not is_live),
         ),
         find_faults=_used((duties.find_due, has_duties)),
         on_child_result=_used((labels.withhold_from_child, has_guards), (labels.fence_child, has_guards)),

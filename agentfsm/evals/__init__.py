@@ -10,6 +10,8 @@ from agentfsm.evals.rubric_judge import JudgeCalibration, RubricJudge, calibrate
 from agentfsm.evals.run_checks import RunCheck, no_question, not_called
 from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer, TurnResult
 from agentfsm.evals.suite_files import add_case, evaluate_prompt, evaluate_prompts, load_suite
+from agentfsm.evals.what_if_report import Trial, WhatIfReport, WhatIfVerdict
+from agentfsm.evals.what_if_runs import whatif
 
 __all__ = [
     "SCORERS",
@@ -30,8 +32,11 @@ __all__ = [
     "SimulatedUser",
     "Suite",
     "ToolFixture",
+    "Trial",
     "Turn",
     "TurnResult",
+    "WhatIfReport",
+    "WhatIfVerdict",
     "add_case",
     "calibrate",
     "compare",
@@ -43,4 +48,5 @@ __all__ = [
     "load_suite",
     "no_question",
     "not_called",
+    "whatif",
 ]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import Parameter, isawaitable, signature
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
 import attrs
@@ -30,7 +30,7 @@ from agentfsm.engine.deciders.answer_key import describe, describe_agent
 from agentfsm.engine.program_check import has_tool
 from agentfsm.evals.case import Case, SimulatedUser, Suite, Turn, hash_facts
 from agentfsm.evals.conversation import AgentChooser, Conversation, open_memory
-from agentfsm.evals.recorded_tools import Recording
+from agentfsm.evals.recorded_agents import enter_case, find_missing
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
 from agentfsm.evals.run_checks import RunCheck
@@ -52,6 +52,23 @@ RUN_ID_DIGITS: Final = 16
 ROUNDING: Final = 1e-9
 
 T = TypeVar("T")
+
+
+class Priced(Protocol):
+    """Result of a run that a purse pays for."""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        ...
+
+    @property
+    def total_usd(self) -> float | None:
+        """US dollars of all that belongs to it; None if a price is unknown."""
+        ...
+
+
+R = TypeVar("R", bound=Priced)
 
 Speed: TypeAlias = Literal["live", "recorded", "replay"]
 _SPEED: Final = require_choice("live", "recorded", "replay")
@@ -226,7 +243,7 @@ class EvaluationLimitError(LimitError):
         evaluation: The same as an `Evaluation`, with which no gate is passed; None of `grade_stored`.
     """
 
-    def __init__(self, results: Sequence[CaseResult], message: str) -> None:
+    def __init__(self, results: Sequence[Any], message: str) -> None:
         super().__init__(str(StopReason.COST_BUDGET), message)
         self.results = results
         self.evaluation: Evaluation | None = None
@@ -263,16 +280,16 @@ class Purse:
                 return False
             await self.settled.wait()
 
-    def settle(self, result: CaseResult) -> None:
+    def settle(self, result: Priced) -> None:
         """Note the cost of a case.
 
         Raises:
             MisuseError: if it is unknown.
         """
-        usd = add_usd([result.usd, result.user_usd, result.judge_usd])
+        usd = result.total_usd
         if usd is None:
             raise MisuseError(
-                f"evaluate(usd={self.limit:g}): the price of a model of run {result.run_id} is unknown, so the limit "
+                f"usd={self.limit:g}: the price of a model of run {result.run_id} is unknown, so the limit "
                 "cannot hold: give the model a price, or leave usd= out"
             )
         self.spent, self.dearest, self.done = self.spent + usd, max(self.dearest, usd), self.done + 1
@@ -331,17 +348,17 @@ def _wrap_function(function: Callable[..., Any], store: Store | None) -> Agent[A
 
 
 async def execute_all(
-    act: Callable[[T], Awaitable[CaseResult]],
+    act: Callable[[T], Awaitable[R]],
     jobs: Sequence[T],
     parallel: int,
     purse: Purse | None,
-    on_result: Callable[[CaseResult], None] | None,
-) -> list[CaseResult]:
+    on_result: Callable[[R], None] | None,
+) -> list[R]:
     """Execute a function with all jobs, and return the results in order. The first error ends all, and is raised.
 
     If the purse is empty, those in progress are finished first, and then an error is raised.
     """
-    found: dict[int, CaseResult] = {}
+    found: dict[int, R] = {}
     errors: list[AgentError] = []
     waiting = iter(enumerate(jobs))
 
@@ -387,7 +404,6 @@ class _Runner:
     label: str
 
     async def evaluate_once(self, case: Case, repeat: int) -> CaseResult:
-        recording: Recording | None = None
         findings: tuple[str, ...] = ()
         users: list[Run[Any]] = []
         spent: list[float | None] = []
@@ -398,10 +414,7 @@ class _Runner:
             run_id, agent, options = await self._identify(case, repeat)
             talks: list[Conversation] = []
             while not talks or talks[-1].is_lost:
-                tried = agent
-                if self.speed == "recorded":
-                    recording = await Recording.of_case(agent, case)
-                    tried = recording.attach(agent)
+                tried = await enter_case(agent, case) if self.speed == "recorded" else agent
                 async with open_memory(agent, case):
                     talk = Conversation(
                         agent=tried,
@@ -409,7 +422,7 @@ class _Runner:
                         run_id=f"{run_id}-again-{len(talks)}" if talks else run_id,
                         metadata={"eval": {"case": case.id, "repeat": repeat, "speed": self.speed}},
                         make_deps=self.deps if callable(self.deps) else lambda _run: self.deps,
-                        has_own_world=callable(self.deps) or case.memory is not None or recording is not None,
+                        has_own_world=callable(self.deps) or case.memory is not None or self.speed == "recorded",
                         options=options,
                     )
                     talks.append(talk)
@@ -445,8 +458,8 @@ class _Runner:
             for number, turn in enumerate(turns):
                 if (grade := await judge.grade_turn(graded, number)) is not None:
                     turns[number] = attrs.evolve(turn, grades={**turn.grades, judge.name: grade})
-        if recording is not None:
-            calls = [call for run in graded.runs for call in recording.find_missing(run)]
+        if self.speed == "recorded":
+            calls = [call for run in graded.runs for call in find_missing(run)]
             findings += tuple(
                 f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)}) was not recorded" for call in calls
             )

@@ -97,24 +97,29 @@ def render_html(evaluation: Evaluation, decided: GateReport | None = None, histo
         parts.append(f"<h2>Gate: {escape(decided.decision)}</h2><ul>{reasons}</ul><p>{escape(str(decided))}</p>")
     parts += [
         "<h2>Aspects</h2>",
-        _table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
+        build_table(("aspect", "mean", "95 % interval"), map(_metric_row(evaluation), evaluation.metrics)),
     ]
     if unscored := evaluation.find_all_unscored():
         lines = [
             (escape(name), escape(_shorten(f"{name_cases([*lost])} not scored: {next(iter(lost.values()))}")))
             for name, lost in unscored.items()
         ]
-        parts += ["<h2>Not scored</h2>", _table(("aspect", "cases"), lines)]
+        parts += ["<h2>Not scored</h2>", build_table(("aspect", "cases"), lines)]
     costs = (("runs", evaluation.usd), ("simulated users", evaluation.user_usd), ("judges", evaluation.judge_usd))
     shown = [(name, format_usd(usd, estimated=evaluation.estimated)) for name, usd in costs if usd != 0]
-    parts += ["<h2>Costs</h2>", _table(("of", "cost"), shown)] if shown else []
+    parts += ["<h2>Costs</h2>", build_table(("of", "cost"), shown)] if shown else []
     tags = sorted({tag for each in evaluation.results for tag in each.tags})
     if tags:
         rows = [(escape(tag), *_number_cells(evaluation.mean(tag=tag))) for tag in tags]
-        parts += ["<h2>Tags</h2>", _table(("tag", "passed"), rows)]
-    parts += ["<h2>Cases</h2>", _table(("case", "runs", "first failure"), _case_rows(evaluation))]
+        parts += ["<h2>Tags</h2>", build_table(("tag", "passed"), rows)]
+    parts += ["<h2>Cases</h2>", build_table(("case", "runs", "first failure"), _case_rows(evaluation))]
     if history:
         parts += ["<h2>History</h2>", _draw_history(history)]
+    return build_page(title, parts)
+
+
+def build_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page of HTML from its parts."""
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
@@ -127,7 +132,7 @@ def _shorten(reason: str) -> str:
     return strip_unsafe(reason)[:MAX_REASON_CHARS]
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def build_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table. A cell that begins with a tag of its own is taken as it is."""
     top = "".join(f"<th>{each}</th>" for each in head)
     body = "".join(
@@ -190,4 +195,4 @@ def _draw_history(history: Sequence[HistoryEntry]) -> str:
         (escape(each.at), escape(each.version or "-"), escape(each.model), *_number_cells(mean), escape(each.decision))
         for each, mean in zip(history, means, strict=True)
     ]
-    return line + _table(("time", "version", "model", "passed", "gate"), rows)
+    return line + build_table(("time", "version", "model", "passed", "gate"), rows)

@@ -80,6 +80,11 @@ class CaseResult(Value):
     """Reasons to doubt the result, such as a call that was not recorded."""
 
     @property
+    def total_usd(self) -> float | None:
+        """US dollars of the run, the simulated user and the judges; None if a price is unknown."""
+        return add_usd([self.usd, self.user_usd, self.judge_usd])
+
+    @property
     def judge_usd(self) -> float | None:
         """US dollars of the judges; None if a price is unknown."""
         grades = [self.grades, *[turn.grades for turn in self.conversation]]

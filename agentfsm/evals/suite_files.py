@@ -26,7 +26,7 @@ from agentfsm.core.sensitive_text import mask_sensitive
 from agentfsm.core.validation import SHARE, shorten_repr
 from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS, evaluate
-from agentfsm.evals.recorded_tools import list_results
+from agentfsm.evals.recorded_agents import list_results
 from agentfsm.evals.rubric_judge import GOOD, RubricJudge
 from agentfsm.evals.scorers import OutcomeScorer, RunScorer, add_usd
 from agentfsm.prompts import PromptReport, PromptTemplate, PromptTestResult

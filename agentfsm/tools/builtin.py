@@ -198,6 +198,11 @@ def asks_only(tool: Tool[..., Any]) -> bool:
     return tool.function in {_ask_user, _wait}
 
 
+def is_own(tool: Tool[..., Any]) -> bool:
+    """Return whether a tool reaches nothing but its run, and the runs that this one has begun."""
+    return tool.function in {_read_result, _find_tools, _message_run, _cancel_run, _note}
+
+
 @cache
 def note() -> Tool[..., Any]:
     """Return the tool with which a model makes notes for itself, which no compaction takes from it."""

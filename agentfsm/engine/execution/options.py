@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.drain import Drain
+    from agentfsm.engine.execution.recorded_world import RecordedWorld
     from agentfsm.ports.store import Lease
     from agentfsm.streaming.stream import Listener
     from agentfsm.tools.attendance import Attendant
@@ -62,3 +63,6 @@ class ExecutionOptions(NamedTuple):
     """The calling runs, the outermost first, if the run carries out what its caller has written, as a script does:
     guards then read the words of its user, and what it has read, as its own. Empty for other runs.
     """
+
+    world: RecordedWorld | None = None
+    """Record from which calls are answered; None if they are made."""

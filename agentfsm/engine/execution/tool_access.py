@@ -55,7 +55,7 @@ def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArgu
         reason = permissions.refusal_reason(tool, header.roles, tool.to_namespace(bound))
         if reason is not None:
             return failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
-    if header.withhold and may_act(tool):
+    if header.withhold and execution.options.world is None and may_act(tool):
         arguments = json.dumps(vars(tool.to_namespace(bound)), ensure_ascii=False, default=str)
         text = result_text.withheld_text(tool.name, arguments[:WITHHELD_CHARS])
         return CallOutcome(Outcome.SKIPPED, text, ErrorType.WITHHELD)

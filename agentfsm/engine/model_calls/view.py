@@ -180,7 +180,9 @@ class View:
             settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool it has not got
         hosted = config.registry.hosted
         if run.header.withhold:  # the provider would execute them
-            hosted = tuple([tool for tool in hosted if tool.read_only])
+            world = self.execution.options.world
+            is_live = world is None or world.reads_live
+            hosted = tuple([tool for tool in hosted if tool.read_only and is_live])
         has_note = self.note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
         # Without tools, reviews and a session, the prompt alone is a request that none will follow.
         may_go_on = self.tools or hosted or run.turn or answers or config.judge or config.planner or run.header.session

@@ -18,7 +18,7 @@ export const ZH = {
   "Picture: {name}": "图片：{name}", "without a name": "未命名", "stopped": "已停止",
   // Runs.
   "Search": "搜索", "State": "状态", "all states": "全部状态",
-  "waiting or not": "全部", "not waiting": "不在等待", "production": "生产", "evaluations": "评测", "Agent": "智能体", "User": "用户", "Session": "会话", "sub-agents": "子智能体",
+  "waiting or not": "全部", "not waiting": "不在等待", "production": "生产", "evaluations": "评测", "what-if runs": "假设运行", "Agent": "智能体", "User": "用户", "Session": "会话", "sub-agents": "子智能体",
   "{n} runs": "{n} 次运行", "Nothing found": "没有找到",
   "No run matches these filters.": "没有符合筛选条件的运行。", "No runs yet": "还没有运行",
   "Start one: `agentfsm demo`, or `agentfsm run module:agent \"task\"`. It appears here at once.": "启动一次：`agentfsm demo`，或 `agentfsm run module:agent \"任务\"`。它会立即出现在这里。",

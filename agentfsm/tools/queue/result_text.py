@@ -309,6 +309,14 @@ def withheld_text(name: str, arguments: str) -> str:
     )
 
 
+def not_recorded_text(name: str, arguments: str) -> str:
+    """Return the text for a call that only reads, which a recorded world cannot answer."""
+    return (
+        f"outside the evidence: {name}({arguments}) was not recorded. This run is a trial in a recorded world, so the "
+        f"call was not made and has no result. {_WITHOUT_IT}"
+    )
+
+
 def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
     """Return the text for a call that timed out."""
     return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"

@@ -9,7 +9,7 @@ import { chip, empty, failure, runLink, table, time } from "../parts.js";
 const REFRESH_MS = 2000;
 // Milliseconds after the last key until a search is sent.
 const TYPING_MS = 250;
-const PURPOSES = new Map([["", t("production")], ["eval", t("evaluations")]]);
+const PURPOSES = new Map([["", t("production")], ["eval", t("evaluations")], ["what-if", t("what-if runs")]]);
 const STATES = ["observe", "think", "act", "reflect", "done", "error"];
 const STOP_REASONS = [
   "completed", "cancelled", "max_turns", "token_budget", "cost_budget", "tool_budget", "timeout", "too_many_errors", "loop_detected", "model_error",
