@@ -9,6 +9,7 @@ from agentfsm.evals.evaluation_runner import EvaluationLimitError
 from agentfsm.guards import Guard, ask, refuse
 from agentfsm.models import HostedMCP, WebSearch
 from agentfsm.ports.memory_items import Recall
+from agentfsm.scripts import Script
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, call
 from tests.support.what_if_agents import HURRY, KINDS, World, flow, follow, list_steps, plain, record
@@ -220,6 +221,22 @@ async def test_tools_of_a_server_are_answered():
     assert (await whatif(agent, [run])).verdict is WhatIfVerdict.SAME
     [trial] = (await whatif(agent.with_(model=follow(*list_steps(cents=9))), [run], read="live")).trials
     assert [each.tool for each in trial.effects.other] == ["pay"]
+    assert world.calls == made
+
+
+async def test_scripts_are_answered_call_by_call():
+    """A script is a run below; the candidate writes another one."""
+    world = World()
+    look, pay, _mail = world.tools()
+    code = "await look(7)\nawait pay('Ann', {})"
+    agent = shop(world, call("run_python", code=code.format(500)), tools=[look, pay, Script(look, pay)])
+    run = await record(agent)
+    made = list(world.calls)
+    assert made == [("look", 7), ("pay", "Ann", 500)]
+    same = await try_other(agent, run)
+    assert (same.effects.same, same.reads.same, same.differs("ends")) == (1, 1, False)
+    other = await try_other(agent, run, model=follow(call("run_python", code=code.format(9))))
+    assert [(each.tool, each.fields) for each in other.effects.other] == [("pay", ("cents",))]
     assert world.calls == made
 
 
