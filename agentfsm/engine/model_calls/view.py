@@ -180,9 +180,7 @@ class View:
             settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool it has not got
         hosted = config.registry.hosted
         if run.header.withhold:  # the provider would execute them
-            world = self.execution.options.world
-            is_live = world is None or world.reads_live
-            hosted = tuple([tool for tool in hosted if tool.read_only and is_live])
+            hosted = _list_harmless(self.execution, hosted)
         has_note = self.note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
         # Without tools, reviews and a session, the prompt alone is a request that none will follow.
         may_go_on = self.tools or hosted or run.turn or answers or config.judge or config.planner or run.header.session
@@ -265,6 +263,14 @@ def build_view(execution: Execution) -> View:
     note = run.closing_note if run.cutoff else run.reminder  # without a compaction, nothing is hidden
     withheld = list_offered_tools(execution, before_limit=True) if run.limit_reached is not None and not tools else ()
     return View(execution, run, tools, withheld, config.resolve_settings(run), note, fixed)
+
+
+def _list_harmless(execution: Execution, hosted: Sequence[HostedTool]) -> tuple[HostedTool, ...]:
+    """Return the tools of the provider that a run which withholds calls is offered."""
+    world = execution.options.world
+    if world is not None and not world.reads_live:
+        return ()
+    return tuple([tool for tool in hosted if tool.read_only])
 
 
 def _has_thinking(settings: Settings) -> bool:
