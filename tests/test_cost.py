@@ -40,7 +40,7 @@ SHORT, LONG = 20, 40
 # 34 of a run are the look for background runs.
 # 190 of a turn are the key of the prompt cache, writes kept for an hour, waits, stop conditions and the profile.
 OPCODES_PER_TURN = 9_285
-OPCODES_PER_RUN = 7_801
+OPCODES_PER_RUN = 7_802
 OPCODES_PER_CALL = 4_060
 # That stay in memory for a turn with one call, with the journal of the memory store: 1,785.
 BYTES_PER_TURN = 1_850
