@@ -17,13 +17,22 @@ from anyio import to_thread
 from agentfsm._lib.pins import Pins
 from agentfsm.core.errors import MisuseError, ModelRetry
 from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.shortening import shorten
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.validation import BOOL, require_type
 from agentfsm.core.value import Value
 from agentfsm.sandbox import Sandbox
 from agentfsm.sandbox.path_jail import PathJail
 from agentfsm.sandbox.process.skill_script import PYTHON, SKILLS_VARIABLE, run_script
-from agentfsm.skills.skill import MAX_FILE_BYTES, SKILL_FILE, Skill, find_difference, list_folders, read_skill
+from agentfsm.skills.skill import (
+    MAX_DESCRIPTION,
+    MAX_FILE_BYTES,
+    SKILL_FILE,
+    Skill,
+    find_difference,
+    list_folders,
+    read_skill,
+)
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
@@ -148,7 +157,7 @@ class Skills(Value):
             if path == SKILL_FILE:
                 return self._describe(skill)
             try:
-                return content.decode("utf-8")
+                return escape_hidden(content.decode("utf-8-sig"), keep_legitimate=True)
             except UnicodeDecodeError as error:
                 raise ModelRetry(f"{path} is not text, so only scripts can use it") from error
 
@@ -231,4 +240,4 @@ def _describe_run(a: Arguments) -> str:
 
 
 def _quote(description: str) -> str:
-    return json.dumps(description, ensure_ascii=False)
+    return json.dumps(shorten(description, MAX_DESCRIPTION), ensure_ascii=False)

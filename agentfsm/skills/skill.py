@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ import attrs
 from agentfsm._lib.pins import ApprovedText, Pin
 from agentfsm._lib.plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelRetry
-from agentfsm.core.text_safety import find_hidden
+from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
 from agentfsm.sandbox.path_jail import PathJail
 from agentfsm.sandbox.process.skill_script import INTERPRETERS, PYTHON, digest_files, hash_files
@@ -30,7 +30,7 @@ SCRIPTS: Final = "scripts/"
 MAX_FILE_BYTES: Final = 4 << 20
 # Limits of the specification, in characters and lines.
 _MAX_NAME: Final = 64
-_MAX_DESCRIPTION: Final = 1_024
+MAX_DESCRIPTION: Final = 1_024
 _MAX_COMPATIBILITY: Final = 500
 _MAX_LINES: Final = 500
 _FIELDS: Final = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools"})
@@ -124,6 +124,7 @@ def read_skill(folder: Path) -> Skill | tuple[SkillFinding, ...]:
     """Return the skill in a folder, or its findings if it cannot be used."""
     try:
         files = hash_files(folder)
+        _check_names(files)
         front, body = _split(_read_text(folder))
     except (ModelRetry, OSError, ValueError) as error:
         return (SkillFinding(severity="error", message=str(error)),)
@@ -157,19 +158,29 @@ def _read_text(folder: Path) -> str:
     return text
 
 
+def _check_names(paths: Iterable[str]) -> None:
+    for path in paths:
+        if "\n" in path or "\t" in path or find_hidden(path) is not None:
+            raise ValueError(f"the name of {escape_hidden(repr(path)[1:-1])} has a hidden character")
+
+
 def _split(text: str) -> tuple[dict[str, Any], str]:
     """Return the front matter, whose values are texts, lists and mappings of texts, and the text after it."""
     lines = text.splitlines()
     ends = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
     if len(ends) < 2 or ends[0] != 0:
         raise ValueError(f"{SKILL_FILE} has to begin with front matter between two lines {_FENCE}")
+    matter = "\n".join(lines[1 : ends[1]])
     try:
-        front = yaml.load("\n".join(lines[1 : ends[1]]), yaml.BaseLoader)  # noqa: S506  it makes nothing but texts
+        front = yaml.load(matter, yaml.BaseLoader)  # noqa: S506  it makes nothing but texts
+        values = [getattr(event, "value", "") for event in yaml.parse(matter, yaml.BaseLoader)]
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the front matter is not YAML ({reason}); quote texts with a colon") from error
     if not isinstance(front, dict):
         raise ValueError("the front matter has to be a mapping")  # noqa: TRY004  a flaw of the file
+    if (found := next(filter(None, map(find_hidden, values)), None)) is not None:  # an escape in quotes makes one
+        raise ValueError(f"a value of the front matter holds the hidden character {found}")
     return front, "\n".join(lines[ends[1] + 1 :]).strip()
 
 
@@ -178,14 +189,14 @@ def _normalize(name: str) -> str:
 
 
 def _find_errors(front: Mapping[str, Any], folder: str) -> Iterator[str]:
-    for field, most in (("name", _MAX_NAME), ("description", _MAX_DESCRIPTION), ("compatibility", _MAX_COMPATIBILITY)):
+    for field in ("name", "description", "compatibility"):
         value = front.get(field)
         if value is None and field == "compatibility":
             continue
         if not isinstance(value, str) or not value.strip():
             yield f"{field} has to be a text, and not empty"
-        elif len(value.strip()) > most:
-            yield f"{field} has {len(value.strip()):,} characters, the maximum is {most:,}"
+        elif field == "name" and len(value.strip()) > _MAX_NAME:
+            yield f"{field} has {len(value.strip()):,} characters, the maximum is {_MAX_NAME:,}"
     for field in ("license", "allowed-tools"):
         if not isinstance(front.get(field, ""), str):
             yield f"{field} has to be a text" + (", with spaces between the tools" if field == "allowed-tools" else "")
@@ -206,6 +217,10 @@ def _find_errors(front: Mapping[str, Any], folder: str) -> Iterator[str]:
 def _find_warnings(front: Mapping[str, Any], body: str, files: Mapping[str, str]) -> Iterator[str]:
     if unknown := sorted(front.keys() - _FIELDS):
         yield f"unknown fields: {', '.join(unknown)}; put properties of your own into metadata"
+    for field, most in (("description", MAX_DESCRIPTION), ("compatibility", _MAX_COMPATIBILITY)):
+        if len(value := str(front.get(field, "")).strip()) > most:
+            cut = ", so its end is left out of the list" if field == "description" else ""
+            yield f"{field} has {len(value):,} characters, the specification allows {most:,}{cut}"
     if not body:
         yield "it has no instructions"
     if (lines := body.count("\n") + 1) > _MAX_LINES:

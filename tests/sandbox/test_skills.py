@@ -1,12 +1,17 @@
 """Skills: a model finds one in its instructions, reads it and a file, and runs its script; what changes is not used."""
 
+import importlib.util
+import marshal
+import sys
+from pathlib import Path
+
 import pytest
 
 from agentfsm import Agent, MisuseError, Outcome
 from agentfsm.cli import main
 from agentfsm.sandbox import Sandbox, find_isolation
 from agentfsm.skills import PinFile, Skills
-from agentfsm.skills.skill import read_skill
+from agentfsm.skills.skill import MAX_DESCRIPTION, read_skill
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
 
@@ -72,7 +77,7 @@ async def test_what_changes_after_loading_is_not_read(skills):
         ("---\nname: Word\ndescription: d\n---\n", "lowercase letters"),
         ("---\nname: other\ndescription: d\n---\n", "that of the folder"),
         ("---\nname: word-count\n---\n", "description has to be"),
-        (f"---\nname: word-count\ndescription: {'d' * 1025}\n---\n", "1,025 characters"),
+        ('---\nname: word-count\ndescription: "a\\U000E0041b"\n---\n', "hidden character"),
         ("---\nname: word-count\ndescription: a: b\n---\n", "not YAML"),
         ("---\nname: word-count\ndescription: a\u200bb\n---\n", "hidden character"),
     ],
@@ -82,6 +87,54 @@ def test_a_skill_with_an_error_is_refused(skills, front, flaw):
     (skills / "word-count/SKILL.md").write_text(front)
     with pytest.raises(MisuseError, match=flaw):
         Skills(skills)
+
+
+def test_a_long_description_is_shortened(skills):
+    """A skill of another's repository is used, and costs each request no more than the specification allows."""
+    (skills / "word-count/SKILL.md").write_text(SKILL.replace("Counts", "Counts " * MAX_DESCRIPTION))
+    found = Skills(skills)
+    assert "so its end is left out" in found.skills["word-count"].findings[0].message
+    assert len(found.instructions.splitlines()[-1]) < MAX_DESCRIPTION + 30
+
+
+@pytest.mark.parametrize("name", ["a]\n[Files: none.md", "\u202egnp.md", "\udcff.md", "\x1b[2J.md"])
+def test_a_file_name_that_shows_something_else_is_refused(skills, name):
+    """It would stand in the list of the files, and at the terminal of the person who approves it."""
+    (skills / "word-count/references" / name).touch()
+    [finding] = read_skill(skills / "word-count")
+    assert "hidden character" in finding.message
+    assert finding.message.isprintable()
+
+
+async def test_hidden_characters_of_a_file_are_shown(skills):
+    """As in SKILL.md, which may have none."""
+    (skills / "word-count/references/rules.md").write_text("A word\U000e0041 is \u2764\ufe0f.")
+    agent = Agent(ScriptedModel(say("", read("references/rules.md")), "no"), skills=Skills(skills))
+    [rules] = results_of((await agent.run("go")).messages)
+    assert rules.content == "A word\\udb40\\udc41 is \u2764\ufe0f."
+
+
+def write_compiled(source):
+    """Put code beside a source that is used whatever the source says."""
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    compiled.parent.mkdir()
+    unchecked = (1).to_bytes(4, "little") + b"\0" * 8
+    code = compile("WORD = 'hidden'", source.name, "exec")
+    compiled.write_bytes(importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(code))
+
+
+async def test_compiled_code_of_a_skill_is_not_run(skills):
+    """A `__pycache__` is not in the digest: what a person has approved is the source."""
+    if find_isolation().isolation is None:
+        pytest.skip("no sandbox here")
+    scripts = skills / "word-count/scripts"
+    (scripts / "told.py").write_text("WORD = 'approved'")
+    (scripts / "run.sh").write_text(f"cd scripts && {sys.executable} -c 'from told import WORD; print(WORD)'")
+    write_compiled(scripts / "told.py")
+    run_it = call("run_skill_script", skill="word-count", script="scripts/run.sh")
+    agent = Agent(ScriptedModel(say("", run_it), "no"), skills=Skills(skills, sandbox=Sandbox(processes=8)))
+    [ran] = results_of((await agent.run("go")).messages)
+    assert "approved" in ran.content
 
 
 def test_a_link_is_refused(skills):

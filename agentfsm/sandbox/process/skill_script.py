@@ -29,11 +29,16 @@ def hash_files(folder: Path) -> dict[str, str]:
 
     Raises:
         ValueError: if something in it is neither a file nor a folder, such as a symbolic link.
+        OSError: if something in it cannot be read.
     """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     if folder.is_symlink():
         raise ValueError(f"{folder.name} is a symbolic link")
     found = {}
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         for name in [*folders, *names]:
             path = Path(place, name)
@@ -41,7 +46,8 @@ def hash_files(folder: Path) -> dict[str, str]:
                 raise ValueError(f"{path.relative_to(folder).as_posix()} is a symbolic link, or no file")
         for name in names:
             path = Path(place, name)
-            found[path.relative_to(folder).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+            with path.open("rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return dict(sorted(found.items()))
 
 
@@ -58,6 +64,8 @@ def run_script(skill: str, script: str, arguments: list[str] | None = None, text
         raise RuntimeError(f"the files of the skill {skill} have changed since it was loaded, so nothing was run")
     path = folder / script
     os.chdir(folder)
+    # A __pycache__ of the folder is not in the digest, so no Python may take code from it.
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = os.environ["TMPDIR"]
     if path.suffix == PYTHON:
         output, code = _run_python(path, arguments or [], text)
     else:
@@ -75,7 +83,6 @@ def _run_python(path: Path, arguments: list[str], text: str) -> tuple[str, int]:
     printed = io.StringIO()
     sys.argv, sys.stdin = [str(path), *arguments], io.StringIO(text)
     sys.path.insert(0, str(path.parent))
-    sys.pycache_prefix = os.environ["TMPDIR"]  # a __pycache__ of the folder is not in the digest
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
             runpy.run_path(str(path), run_name="__main__")
