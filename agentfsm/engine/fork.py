@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import OpenCall, Phase, build_idempotency_key, replace_arguments
+from agentfsm.core.calls import BackgroundRun, OpenCall, Phase, build_idempotency_key, replace_arguments
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
@@ -17,7 +17,9 @@ from agentfsm.core.plans import ENGINE_TOOLS, PLAN_TOOL
 from agentfsm.core.run import Run, begin_run
 from agentfsm.engine.deciders.guards import needs_approval_by_guard
 from agentfsm.engine.execution.tool_access import WITHHELD_CHARS, may_act
+from agentfsm.engine.execution.unattended import build_background_result
 from agentfsm.tools.queue.result_text import build_decided_result, withheld_text
+from agentfsm.tools.run_context import ToolReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +73,8 @@ def build_fork_events(
         note = Input(kind=InputKind.REFLECTION, parts=(TextPart(text=_LOOK_AGAIN_NOTE),))
         first.append(e.Observed(at=at, inputs=(note,)))
     own = [fact for entry in run.open for fact in _build_open_call_events(run, entry, registry)]
-    return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in own])
+    lost = [_report_background_run(each) for each in run.open_background]
+    return (*prefix, *first, *[attrs.evolve(fact, at=at) for fact in (*own, *lost)])
 
 
 def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
@@ -146,6 +149,16 @@ def _check_decided_calls(original: Run, run: Run) -> None:
                 f"an edit changes the call {call.id}, on which a guard has decided as it was: fork the run at the "
                 "version before that decision, where the guards of this agent decide on the edited call"
             )
+
+
+def _report_background_run(each: BackgroundRun) -> e.ChildReported:
+    """Return the end of a background run, which belongs to the forked run, with all that it waits for."""
+    text = (
+        f"{each.call.name} works for the run that was forked, so it is not known here what it did. Check before you "
+        "repeat anything."
+    )
+    end = ToolReturn(outcome=Outcome.UNKNOWN, content=text)
+    return e.ChildReported(call_id=each.call.id, result=build_background_result(each, end))
 
 
 def _check_approved_plan(run: Run, prefix: Sequence[Event]) -> None:

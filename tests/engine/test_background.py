@@ -160,6 +160,26 @@ async def test_a_decision_in_a_background_run_is_asked_of_the_parent(store):
     assert (run.output, len(paid)) == ("It was paid.", 1)
 
 
+async def test_a_fork_has_no_background_runs(store):
+    """What they wait for is asked in the origin only; the fork reads at once that it is not known what they did."""
+
+    @tool(requires_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    clerk = Agent(ScriptedModel(say("", call("pay")), "It is paid."), tools=[pay], name="clerk")
+    replies = say("", call("clerk", query="Pay.")), "It will be paid.", "I do not know whether it was paid."
+    boss = Agent(ScriptedModel(*replies), tools=[clerk.as_tool(background=True)], name="boss", store=store)
+    run = await boss.run("Pay the bill.")
+    fork = await boss.fork(run.id)
+    assert (len(run.pending), fork.pending, fork.open_background) == (1, (), ())
+    fork = await boss.resume(fork.id)
+    sound_run(fork)
+    assert "is not known here what it did" in notes(fork)[0]
+    assert (await boss.load(run.id)).pending == run.pending
+
+
 async def test_a_worker_takes_over_a_run_with_its_background_run(store):
     """A background run whose process has stopped is finished by the one that continues its parent, with one effect."""
     mine = Mine()
