@@ -14,6 +14,7 @@ import anyio
 import attrs
 import httpx2
 
+from agentfsm._lib.newest import Newest
 from agentfsm._lib.public_network import check_url
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import short_hash
@@ -46,6 +47,8 @@ _CLIENT_PREFIX: Final = "login-client-"
 UNAUTHORIZED: Final = 401
 MAX_API_KEY_CHARS: Final = 10_000
 _DENIED: Final = "access_denied"
+# Tokens of one user that were sent and may be repeated by the server: renewed ones are kept for a while.
+_REMEMBERED_TOKENS: Final = 8
 
 
 @attrs.frozen(kw_only=True)
@@ -282,8 +285,8 @@ class Login:
 
     async def _find_attempt(self, state: str) -> tuple[LoginRecord, Attempt] | None:
         record = await self._read(_key_of(state))
-        if record is None or record.server != self.server:
-            return None
+        if record is None or _key_of(state) != self.find_key(record.tenant, record.user):
+            return None  # of another server, or of another client at this one
         return next(((record, each) for each in record.attempts if _matches(each, state)), None)
 
     async def _complete(self, key: str, record: LoginRecord, attempt: Attempt, query: Mapping[str, str]) -> LoginLink:
@@ -404,20 +407,17 @@ def to_login(settings: OAuth | APIKey | Login, server: str, *, allow_private: bo
     return settings if isinstance(settings, Login) else Login(server, settings, allow_private)
 
 
-class UserAuth(httpx2.Auth):
-    """Authentication of the requests of one call by the login of its user. A token that is refused is renewed once."""
+class TokenAuth(httpx2.Auth):
+    """Authentication of requests by the login of one user. A token that is refused is renewed once."""
 
-    def __init__(self, login: Login, ctx: RunContext[Any]) -> None:
+    def __init__(self, login: Login, *, tenant: str | None, user: str | None) -> None:
         self._login = login
-        self._ctx = ctx
-        self._used: set[str] = set()
+        self._tenant = tenant
+        self._user = user
+        self._used: Newest[str, None] = Newest(_REMEMBERED_TOKENS)
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Send a request with the token of the user.
-
-        Raises:
-            LoginRequired: when the user has to log in.
-        """
+        """Send a request with the token of the user."""
         token = await self._add_token(request, refused="")
         response = yield request
         if response.status_code == UNAUTHORIZED:  # it was refused, so it has done nothing
@@ -425,23 +425,37 @@ class UserAuth(httpx2.Auth):
             yield request
 
     async def _add_token(self, request: httpx2.Request, refused: str) -> str:
-        login, ctx = self._login, self._ctx
-        token = await login.find_token(tenant=ctx.tenant, user=ctx.user, refused=refused)
+        token = await self._login.find_token(tenant=self._tenant, user=self._user, refused=refused)
         if token is None:
-            await login.ask(ctx)
-        login.authorize(request, token)
-        self._used.add(token)
+            await self._report_missing()
+        self._login.authorize(request, token)
+        self._used[token] = None
         return token
+
+    async def _report_missing(self) -> NoReturn:
+        """Raise the error of a user without a login."""
+        raise NotImplementedError
 
     def mask(self, value: Any) -> Any:
         """Return a JSON value without the tokens that were sent, for a server that repeats what it gets."""
         if isinstance(value, str):
-            for token in self._used:
+            for token in [*self._used]:
                 value = value.replace(token, "***")
             return value
         if isinstance(value, list):
             return [self.mask(each) for each in value]
         return {self.mask(name): self.mask(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+class UserAuth(TokenAuth):
+    """Authentication of the requests of one call. If its user has to log in, the call waits: `LoginRequired`."""
+
+    def __init__(self, login: Login, ctx: RunContext[Any]) -> None:
+        super().__init__(login, tenant=ctx.tenant, user=ctx.user)
+        self._ctx = ctx
+
+    async def _report_missing(self) -> NoReturn:
+        await self._login.ask(self._ctx)
 
 
 def _describe(record: LoginRecord, attempt: Attempt) -> LoginLink:

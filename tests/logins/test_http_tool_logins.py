@@ -3,6 +3,7 @@
 import anyio
 import attrs
 import pytest
+from mcp.shared.auth import OAuthClientInformationFull
 
 from agentfsm import MisuseError, PendingKind, State, ToolResult
 from agentfsm.agents.login_waits import forget_all
@@ -225,6 +226,27 @@ async def test_answers_that_are_not_taken(shop, program):
         await agent.resume(waiting.id)
         assert await program.come_back(agent, query) is None
     assert shop.seen["exchanged"] == 0
+
+
+async def test_two_clients_at_one_server_complete_their_own_links(shop, program):
+    """A link belongs to the client that has made it: the code is not spent with the secret of another."""
+    there = {"issuer": f"{shop.url}/", "redirect_url": program.settings.redirect_url, "tokens": program.tokens}
+    first, second = [Login(shop.url, OAuth(client_id=name, **there)) for name in ("one", "two")]
+    for each in (first, second):
+        await shop.register_client(
+            OAuthClientInformationFull(
+                client_id=each.settings.client_id,
+                redirect_uris=[program.settings.redirect_url],
+                token_endpoint_auth_method="none",  # noqa: S106  it has no password
+                scope="orders",
+            )
+        )
+    url = await second.begin(
+        tenant=None, user="ann", run_id="r", call_id="t1.0", redirect_url=program.settings.redirect_url
+    )
+    back = log_in(shop, url)
+    assert await first.find_link(back) is None
+    assert (await second.complete(back)).outcome == "granted"
 
 
 def test_settings_that_cannot_work():

@@ -1,11 +1,14 @@
 """MCP servers and OpenAPI tools whose calls go out with the token of the run's user."""
 
+from hashlib import sha256
+
 import pytest
 
 from agentfsm import PendingKind, State, ToolResult
 from agentfsm.core import events as e
 from agentfsm.logins import APIKey, OAuth
 from agentfsm.mcp import MCPServer
+from agentfsm.mcp.client import user_sessions
 from agentfsm.openapi import tools_from_openapi
 from agentfsm.testing import call
 from tests.support.guarded_server import agree, guarded_server
@@ -47,6 +50,39 @@ async def test_calls_of_an_mcp_server_wait_for_the_login_of_their_user(guard, pr
         waiting = await agent.run("pay", user="ann")
         assert waiting.pending[0].kind is PendingKind.LOGIN
     assert guard.seen["paid"] == 1
+
+
+async def test_each_user_reads_with_their_own_token_and_no_result_has_it(guard, program, monkeypatch):
+    """Resources as well as tools; the connection of one user is closed for that of another, and opens again."""
+    monkeypatch.setattr(user_sessions, "MAX_SESSIONS", 1)
+    settings = OAuth(tokens=program.tokens)
+    login = OAuth(tokens=program.tokens, redirect_url=program.settings.redirect_url)
+    server = MCPServer.http(
+        f"{guard.url}/mcp", auth=settings, login=login, name="shop", confirm=False, resources_as_tools=True
+    )
+    await server.login(agree)
+    calls = [
+        call("shop__read_resource", uri="shop://account"),
+        call("shop__repeat"),
+        call("shop__repeat", fails=True),
+    ]
+    owners = {}
+    for user in ("ann", "ben"):
+        async with program.begin(server, calls=calls) as agent:
+            waiting = await agent.run("read", user=user)
+            before = set(guard.access)
+            await program.come_back(agent, log_in(guard, waiting.pending[0].questions[0].url))
+            [token] = set(guard.access) - before
+        owners[user] = token
+    for user in ("ann", "ben", "ann"):
+        async with program.begin(server, calls=calls) as agent:
+            run = await agent.run("read", user=user)
+            read, repeated, failed = [message.content for message in run.messages if isinstance(message, ToolResult)]
+            assert read == sha256(owners[user].encode()).hexdigest()
+            assert repeated == "your token is ***"
+            assert "bad token ***" in failed
+            assert len(server.sessions._sessions) == 1
+    assert not [token for token in owners.values() if token.encode() in program.read_database()]
 
 
 SPEC = {

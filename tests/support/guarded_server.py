@@ -7,12 +7,15 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import attrs
 import httpx2
 import uvicorn
+from mcp import MCPError
 from mcp.server import MCPServer
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import (
     AccessToken,
     AuthorizationCode,
@@ -131,6 +134,23 @@ def _build_app(guard: Guard) -> Any:
         """Pay."""
         guard.seen["paid"] += 1
         return "paid"
+
+    def read_token() -> str:
+        token = get_access_token()
+        assert token is not None
+        return token.token
+
+    @server.tool()
+    def repeat(fails: bool = False) -> str:
+        """Return the token, or fail with it."""
+        if fails:
+            raise MCPError(-32000, f"bad token {read_token()}")
+        return f"your token is {read_token()}"
+
+    @server.resource("shop://account")
+    def account() -> str:
+        """Return whose account it is."""
+        return sha256(read_token().encode()).hexdigest()
 
     @server.tool()
     async def quick() -> str:

@@ -15,8 +15,8 @@ from agentfsm._lib.pins import ApprovedText
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.server_features import RESOURCE_TOOLS, Listing, build_resource_tools
-from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
+from agentfsm.mcp.client.server_features import Listing
+from agentfsm.mcp.client.tools import RESOURCE_TOOLS, ToolServer, build_resource_tools, build_tool, build_withheld_tool
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.trust.names import find_hidden_flaw, tool_name
 from agentfsm.mcp.trust.tool_policy import build_tool_text
@@ -75,7 +75,7 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
     tools = [build_withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
         names_in_use = {tool.name for tool in tools}
-        resource_tools = build_resource_tools(server.connection, server.timeout_s, server.tool_policy)
+        resource_tools = build_resource_tools(server)
         tools += [tool for tool in resource_tools if tool.name not in names_in_use]
     return AdmissionResult(
         tools=tuple(tools),

@@ -1,14 +1,14 @@
 """Fetch a server's lists of tools, resources and prompts, and their contents.
 
-The application requests resources and prompts. The model reaches resources only through the two tools of
-`build_resource_tools`, and prompts never. Capabilities that a server has not declared are not requested.
+The application requests resources and prompts. The model reaches resources only through two tools, and prompts never.
+Capabilities that a server has not declared are not requested.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import anyio
 import attrs
@@ -26,20 +26,13 @@ from agentfsm.mcp.client.content import convert_block, convert_resource
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.connection.server_connection import ServerConnection
-from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, NoAnswerError
-from agentfsm.mcp.trust.names import tool_name
-from agentfsm.mcp.trust.tool_policy import ToolPolicy
-from agentfsm.tools.run_context import ToolReturn
-from agentfsm.tools.tool import Tool, make_tool
+from agentfsm.mcp.errors import LoginRequiredError, NoAnswerError
 
 T = TypeVar("T")
 
 _log = logging.getLogger("agentfsm.mcp")
 
 Capability = Literal["tools", "resources", "prompts", "completions"]
-
-# Names of the tools of `build_resource_tools`, without that of the server.
-RESOURCE_TOOLS: Final = ("list_resources", "read_resource")
 
 
 @attrs.frozen(kw_only=True)
@@ -350,50 +343,4 @@ def _to_message(message: m.PromptMessage) -> Message | None:
         UserMessage(parts=parts)
         if message.role == "user"
         else AssistantMessage(text="\n".join(map(format_part, parts)))
-    )
-
-
-def build_resource_tools(
-    connection: ServerConnection, timeout_s: float, policy: ToolPolicy
-) -> tuple[Tool[..., Any], ...]:
-    """Build the two tools with which a model lists and reads the resources of a server.
-
-    Args:
-        connection: The connection.
-        timeout_s: Seconds for each call.
-        policy: Rules for the tools of the server, which have the labels of these two.
-    """
-
-    async def list_resources() -> list[dict[str, Any]] | ToolReturn:
-        try:
-            found = await fetch_resources(connection, timeout_s)
-        except MCPServerError as error:
-            return request_errors.resolve_failure(error, connection.name, "list_resources")
-        return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
-
-    async def read_resource(uri: str) -> list[Part] | ToolReturn:
-        try:
-            return list(await fetch_resource(connection, timeout_s, uri))
-        except MCPServerError as error:
-            return request_errors.resolve_failure(error, connection.name, "read_resource")
-
-    functions: tuple[Callable[..., Any], ...] = (list_resources, read_resource)
-    about = (
-        f"List the resources of the server {connection.name}, with the URIs to read them.",
-        f"Read a resource of the server {connection.name}.",
-    )
-    return tuple(
-        make_tool(
-            function,
-            name=tool_name(connection.name, own),
-            description=description,
-            timeout_s=timeout_s,
-            **{
-                "read_only": True,
-                "reads_untrusted": not policy.trusted,
-                "sends_arguments": not policy.trusted,
-                **policy.find_declarations(connection.name, own),
-            },
-        )
-        for own, function, description in zip(RESOURCE_TOOLS, functions, about, strict=True)
     )

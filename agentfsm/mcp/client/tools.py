@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import mcp.types as m
 from mcp import Client
 
-from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
+from agentfsm.core.messages import ErrorType, Outcome, Part, replace_surrogates
 from agentfsm.logins import Login
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
 from agentfsm.mcp.client.content import OutputCheck, convert_result
 from agentfsm.mcp.client.elicitation import AttemptResult, ElicitationRouter, QuestionHandling
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.question_relay import QuestionRelay
+from agentfsm.mcp.client.server_features import fetch_resource, fetch_resources
 from agentfsm.mcp.client.tasks import RemoteTask, TaskStatus, cancel_task
-from agentfsm.mcp.client.user_sessions import UserSessions
+from agentfsm.mcp.client.user_sessions import UserSession, UserSessions
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection
-from agentfsm.mcp.errors import LoginRequiredError
+from agentfsm.mcp.errors import LoginRequiredError, MCPServerError
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.attendance import Attendance, AttendedQuestions
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolReturn
 from agentfsm.tools.tool import EndTask, Tool, make_tool
+
+T = TypeVar("T")
 
 _log = logging.getLogger("agentfsm.mcp")
 
@@ -43,6 +46,8 @@ _REFUSED_LOG: Final = (
     "the MCP server %r asked for input during a call of %r, and was refused: %s. Give the driving call elicit=; or "
     "name the tool in repeat_for_input=, if its calls may be made again from the beginning"
 )
+# Names of the tools of `build_resource_tools`, without that of the server.
+RESOURCE_TOOLS: Final = ("list_resources", "read_resource")
 WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve its current version."
 
 
@@ -90,6 +95,55 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
     )
 
 
+def build_resource_tools(server: ToolServer) -> tuple[Tool[..., Any], ...]:
+    """Build the two tools with which a model lists and reads the resources of a server."""
+    name, timeout_s, policy = server.name, server.timeout_s, server.tool_policy
+
+    async def fetch(ctx: RunContext[Any], ask: Callable[[ServerConnection], Awaitable[T]]) -> T:
+        own = await _find_own(server, ctx.tenant, ctx.user)
+        try:
+            return await ask(server.connection if own is None else own.connection)
+        except LoginRequiredError:
+            if server.users is not None:
+                await server.users.ask(ctx)
+            raise
+
+    async def list_resources(ctx: RunContext[Any]) -> list[dict[str, Any]] | ToolReturn:
+        try:
+            found = await fetch(ctx, lambda connection: fetch_resources(connection, timeout_s))
+        except MCPServerError as error:
+            return request_errors.resolve_failure(error, name, "list_resources")
+        return [attrs.asdict(each, filter=lambda _, value: bool(value)) for each in found]
+
+    async def read_resource(ctx: RunContext[Any], uri: str) -> list[Part] | ToolReturn:
+        try:
+            return list(await fetch(ctx, lambda connection: fetch_resource(connection, timeout_s, uri)))
+        except MCPServerError as error:
+            return request_errors.resolve_failure(error, name, "read_resource")
+
+    functions: tuple[Callable[..., Any], ...] = (list_resources, read_resource)
+    about = (
+        f"List the resources of the server {name}, with the URIs to read them.",
+        f"Read a resource of the server {name}.",
+    )
+    return tuple(
+        make_tool(
+            function,
+            name=tool_name(name, own_name),
+            description=description,
+            timeout_s=timeout_s,
+            login=server.users,
+            **{
+                "read_only": True,
+                "reads_untrusted": not policy.trusted,
+                "sends_arguments": not policy.trusted,
+                **policy.find_declarations(name, own_name),
+            },
+        )
+        for own_name, function, description in zip(RESOURCE_TOOLS, functions, about, strict=True)
+    )
+
+
 def build_withheld_tool(name: str) -> Tool[..., Any]:
     """Build the disabled placeholder of a withheld tool: models do not see it, and calls of it are refused."""
     return make_tool(_do_nothing, name=name, description=WITHHELD_DESCRIPTION, parameters={}, enabled=False)
@@ -103,9 +157,11 @@ def _build_function(
     server: ToolServer, listed: m.Tool, check: OutputCheck | None, *, may_repeat: bool
 ) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
-        at = _find_session(server, ctx.tenant, ctx.user)
+        own = await _find_own(server, ctx.tenant, ctx.user)
+        at: Session = own or server
         if (task := RemoteTask.from_state(ctx.state)) is not None:
-            return await _look_at_task(server, at, ctx, task, check)
+            ended = await _look_at_task(server, at, ctx, task, check)
+            return attrs.evolve(ended, content=_mask(own, ended.content))
         is_sent = False
         relay = None if ctx.attendance is None else QuestionRelay(partial(_ask_person, ctx, ctx.attendance))
         handling = QuestionHandling(relay=relay, may_repeat=may_repeat)
@@ -114,7 +170,7 @@ def _build_function(
             nonlocal is_sent
 
             async def report(progress: float, total: float | None, message: str | None) -> None:
-                ctx.progress(message or f"{progress:g}{f' of {total:g}' if total else ''}")
+                ctx.progress(_mask(own, message or f"{progress:g}{f' of {total:g}' if total else ''}"))
 
             async def relist() -> None:
                 await at.catalogue.check_unchanged(client, listed, refetch=True)
@@ -141,6 +197,8 @@ def _build_function(
         except (LoginRequiredError, request_errors.RequestError) as error:
             if server.users is not None and _needs_login(error):
                 await server.users.ask(ctx)
+            if isinstance(error, request_errors.RequestError):
+                error.detail = _mask(own, error.detail)
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         except Exception as error:  # noqa: BLE001  `resolve_failure` raises other errors again
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
@@ -150,6 +208,7 @@ def _build_function(
             raise RemoteTask.begin(result).wait(server.name, result)
         assert isinstance(result, m.CallToolResult)  # no other extension is offered  # noqa: S101
         converted = _convert_result(result, check)
+        converted = attrs.evolve(converted, content=_mask(own, converted.content))
         if not handling.refused:
             return converted
         _log.warning(_REFUSED_LOG, server.name, listed.name, "; ".join(handling.refused))
@@ -158,10 +217,6 @@ def _build_function(
         return attrs.evolve(converted, content=f"{converted.content}\n\n{replace_surrogates(text)}")
 
     return call
-
-
-def _find_session(server: ToolServer, tenant: str | None, user: str | None) -> Session:
-    return server if server.users is None else server.sessions.find(tenant, user)
 
 
 async def _look_at_task(
@@ -185,7 +240,8 @@ def _build_end_task(server: ToolServer) -> EndTask:
         task = RemoteTask.from_state(state)
         if task is None:
             return False
-        await _find_session(server, tenant, user).connection.request(partial(cancel_task, task_id=task.id))
+        at: Session = await _find_own(server, tenant, user) or server
+        await at.connection.request(partial(cancel_task, task_id=task.id))
         return True
 
     return end
@@ -193,6 +249,17 @@ def _build_end_task(server: ToolServer) -> EndTask:
 
 def _needs_login(error: Exception) -> bool:
     return isinstance(error, LoginRequiredError) or getattr(error, "login", None) is not None
+
+
+async def _find_own(server: ToolServer, tenant: str | None, user: str | None) -> UserSession | None:
+    """Return the connection of a user; None if all calls go over that of the program."""
+    return None if server.users is None else await server.sessions.find(tenant, user)
+
+
+def _mask(own: UserSession | None, text: str) -> str:
+    """Return a text of the server without the token of the user, which it may repeat."""
+    masked: str = text if own is None else own.auth.mask(text)
+    return masked
 
 
 async def _ask_person(ctx: RunContext[Any], attendance: Attendance, asked: InputRequired) -> Mapping[str, Any] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from typing import Final, NoReturn
 
 import attrs
-import httpx2
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.logins import Login
-from agentfsm.logins.login import UNAUTHORIZED
+from agentfsm.logins.login import TokenAuth
 from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.tasks import TasksExtension
@@ -17,28 +16,15 @@ from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport
 from agentfsm.mcp.errors import LoginRequiredError
 
+# Connections that are kept. That which was used longest ago is closed for one more, and opens again when it is needed.
+MAX_SESSIONS: Final = 100
 
-class _UserTokens(httpx2.Auth):
-    """Authentication of the requests of one user's connection. A missing login is an error of the request."""
 
-    def __init__(self, login: Login, tenant: str | None, user: str | None) -> None:
-        self._login = login
-        self._tenant = tenant
-        self._user = user
+class _UserTokens(TokenAuth):
+    """Authentication of the requests of one user's connection."""
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        token = await self._add_token(request, refused="")
-        response = yield request
-        if response.status_code == UNAUTHORIZED:  # it was refused, so it has done nothing
-            await self._add_token(request, refused=token)
-            yield request
-
-    async def _add_token(self, request: httpx2.Request, refused: str) -> str:
-        token = await self._login.find_token(tenant=self._tenant, user=self._user, refused=refused)
-        if token is None:
-            raise LoginRequiredError("the user has no login", "let the user open the link of the run")
-        self._login.authorize(request, token)
-        return token
+    async def _report_missing(self) -> NoReturn:
+        raise LoginRequiredError("the user has no login", "let the user open the link of the run")
 
 
 @attrs.define(eq=False, repr=False)
@@ -46,6 +32,7 @@ class UserSession:
     """The connection of one user, with what belongs to it."""
 
     connection: ServerConnection
+    auth: TokenAuth
     catalogue: Catalogue = attrs.field(factory=Catalogue)
     elicitation_router: ElicitationRouter = attrs.field(factory=ElicitationRouter)
 
@@ -64,17 +51,20 @@ class UserSessions:
         if self.login is not None and not isinstance(self.transport, RemoteTransport):
             raise MisuseError(f"the MCP server {self.name!r} is a process of this machine, which takes no logins")
 
-    def find(self, tenant: str | None, user: str | None) -> UserSession:
+    async def find(self, tenant: str | None, user: str | None) -> UserSession:
         """Return the connection of a user."""
-        found = self._sessions.get((tenant, user))
-        if found is None:
-            found = self._sessions[tenant, user] = self._build(tenant, user)
+        found = self._sessions.pop((tenant, user), None) or self._build(tenant, user)
+        self._sessions[tenant, user] = found
+        while len(self._sessions) > MAX_SESSIONS:
+            oldest = self._sessions.pop(next(iter(self._sessions)))
+            await oldest.connection.aclose()
         return found
 
     def _build(self, tenant: str | None, user: str | None) -> UserSession:
         assert self.login is not None  # callers have checked it  # noqa: S101
         assert isinstance(self.transport, RemoteTransport)  # noqa: S101
-        transport = attrs.evolve(self.transport, auth=_UserTokens(self.login, tenant, user))
+        auth = _UserTokens(self.login, tenant=tenant, user=user)
+        transport = attrs.evolve(self.transport, auth=auth)
         router = ElicitationRouter()
         connection = ServerConnection(
             name=self.name,
@@ -83,7 +73,7 @@ class UserSessions:
             elicit=router.elicit,
             extensions=(TasksExtension(),),
         )
-        return UserSession(connection, elicitation_router=router)
+        return UserSession(connection, auth, elicitation_router=router)
 
     async def aclose(self) -> None:
         """Close the connections."""
