@@ -166,6 +166,26 @@ def _add_keys(path, start):
         add_key(path, caller(f"{os.getpid()} {number}"))
 
 
+def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    """A process that is killed before it replaces the file leaves its whole content beside it, with its tokens."""
+
+    def copy_folder(_file):
+        fresh = [path for path in tmp_path.iterdir() if path.name not in {"tokens.json", "tokens.json.lock"}]
+        copies.extend((path, path.read_bytes()) for path in fresh)
+
+    copies = []
+    tokens = TokenFile(tmp_path / "tokens.json")
+    tokens.write("a", '"secret-token"')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", copy_folder)
+        tokens.write("a", '"secret-token"')
+    [(left, content)] = copies
+    left.write_bytes(content)
+    assert b"secret-token" in content
+    tokens.write("a", None)
+    assert not [path for path in tmp_path.iterdir() if b"secret-token" in path.read_bytes()]
+
+
 def test_processes_wait_for_each_other(tmp_path):
     """The lock holds between processes, and not only between threads."""
     context = multiprocessing.get_context("fork")

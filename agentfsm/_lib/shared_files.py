@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 import time
@@ -55,7 +54,8 @@ def change_file(path: Path, change: Callable[[str | None], str | None], *, mode:
         after = change(before)
         if after is None:
             return
-        fresh = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
+        fresh = place.with_name(f".{place.name}-new")
+        fresh.unlink(missing_ok=True)  # of a process that was killed: it may hold what was to be removed
         try:
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
                 file.write(after)
