@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentfsm.agents.decisions import post_decision
 from agentfsm.agents.subagent import find_inner_agent
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Store
     from agentfsm.ports.tool_login import LoginLink, ToolLogin
+
+
+NOT_REVOKED: Final = "{server} did not revoke its token, which is deleted here: revoke it there"
 
 
 async def continue_after_login(store: Store, server: str, *, tenant: str | None, user: str | None) -> int:
@@ -125,7 +128,11 @@ async def _is_waited_for(runs: Runs, link: LoginLink, server: str) -> bool:
 
 
 async def forget_all(logins: Iterable[ToolLogin], *, tenant: str | None, user: str | None) -> tuple[int, list[str]]:
-    """Revoke and delete the logins of a user; return their number, and the servers that did not revoke theirs."""
+    """Revoke and delete the logins of a user; return their number, and the servers that did not revoke theirs.
+
+    Raises:
+        StoreError: when not all were deleted; repeat it.
+    """
     count, failed = 0, []
     for login in logins:
         try:

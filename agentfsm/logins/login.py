@@ -16,11 +16,11 @@ import httpx2
 
 from agentfsm._lib.newest import Newest
 from agentfsm._lib.public_network import check_url
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, StoreError
 from agentfsm.core.header import short_hash
 from agentfsm.core.validation import STRING
 from agentfsm.core.value import Value
-from agentfsm.logins.errors import LoginError
+from agentfsm.logins.errors import LoginError, TokenStoreError
 from agentfsm.logins.login_record import Attempt, LoginRecord
 from agentfsm.logins.oauth_client import (
     AuthorizationClient,
@@ -351,12 +351,17 @@ class Login:
 
         Raises:
             LoginError: when the authorization server did not revoke them; they are deleted nevertheless.
+            StoreError: when they were not deleted.
         """
-        key = self.find_key(tenant, user)
+        key, record = self.find_key(tenant, user), None
         with anyio.CancelScope(shield=True):
             async with self.store.renewal(key):
-                record = await self._read(key)
-                await self._write(key, None)
+                try:
+                    with suppress(TokenStoreError):  # it cannot be parsed; or it cannot be deleted either
+                        record = await self._read(key)
+                    await self._write(key, None)
+                except TokenStoreError as error:
+                    raise StoreError(str(error)) from error
                 if record is None or not record.access_token:
                     return False
                 if record.revocation_url:

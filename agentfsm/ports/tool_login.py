@@ -75,5 +75,6 @@ class ToolLogin(Protocol):
 
         Raises:
             ToolError: when it was not revoked; it is deleted nevertheless.
+            StoreError: when it was not deleted.
         """
         ...

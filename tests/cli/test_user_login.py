@@ -58,6 +58,18 @@ def test_logging_in_with_a_browser(buyer, shop):
     buyer("run", "buyer:by_link", "order", code=ExitCode.WAITING)
 
 
+def test_forgetting_a_user_forgets_the_logins(buyer, shop):
+    """With all items of the memory, if the agent is named whose tools have them."""
+    buyer("run", "buyer:by_link", "order", "--id", "first", "--user", "ann", code=ExitCode.WAITING)
+    buyer("login", "first")
+    forget = ("memory", "forget", "--user", "ann", "--memory", "memory.db", "--agent", "buyer:by_link")
+    (buyer.folder / "memory.db").touch()
+    buyer(*forget, "ITEM", code=ExitCode.USAGE)
+    assert buyer.json(*forget, "--all") == {"forgotten": 0, "logins": 1, "not_revoked": []}
+    assert shop.seen["revoked"] == 1
+    buyer("run", "buyer:by_link", "order", "--user", "ann", code=ExitCode.WAITING)
+
+
 def test_entering_a_key(buyer, shop, monkeypatch):
     """It is asked for without being shown."""
     shop.keys["key-of-me"] = "me"

@@ -5,7 +5,7 @@ import attrs
 import pytest
 from mcp.shared.auth import OAuthClientInformationFull
 
-from agentfsm import MisuseError, PendingKind, State, ToolResult
+from agentfsm import MisuseError, PendingKind, State, StoreError, ToolResult
 from agentfsm.agents.login_waits import forget_all
 from agentfsm.core import events as e
 from agentfsm.guards import build_http_tool
@@ -205,6 +205,19 @@ async def test_forgetting_a_user_revokes_the_tokens(shop, program):
     assert shop.issued[-1] not in program.tokens.path.read_text()
     async with program.go_on() as agent:
         assert (await agent.resume(waiting.id)).pending[0].kind is PendingKind.LOGIN
+
+
+async def test_a_login_that_cannot_be_deleted_is_not_reported_as_forgotten(shop, program):
+    """The caller repeats it; a record that cannot be parsed is deleted."""
+    login = Login(shop.url, program.settings)
+    path = program.tokens.path
+    path.write_text("{")
+    with pytest.raises(StoreError, match="cannot be parsed"):
+        await forget_all([login], tenant=None, user="ann")
+    path.unlink()
+    program.tokens.write(login.find_key(None, "ann"), '{"of": "a newer version"}')
+    assert await forget_all([login], tenant=None, user="ann") == (0, [])
+    assert program.tokens.read(login.find_key(None, "ann")) is None
 
 
 async def test_answers_that_are_not_taken(shop, program):

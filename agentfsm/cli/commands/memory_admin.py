@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from agentfsm.agents.login_waits import NOT_REVOKED, forget_all, list_logins
 from agentfsm.cli.argument_types import parse_count
 from agentfsm.cli.arguments import MEMORY_BY, AddParser, add_command, add_group, add_memory_options
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
-from agentfsm.cli.resolve.agent_target import load_target
+from agentfsm.cli.resolve.agent_target import load_agent, load_target
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
@@ -51,6 +52,8 @@ def add_commands(add: AddParser) -> None:
     forget_options.add_argument("items", metavar="ITEM", nargs="*", help="id of an item")
     forget_options.add_argument("--all", action="store_true", help="all items of the user")
     forget_options.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
+    text = "with --all: the logins of the user at the servers of this agent's tools as well"
+    forget_options.add_argument("--agent", metavar="module:agent", help=text)
     forget_options.add_argument(
         "--deleted-runs", action="store_true", help="items of all users from runs that the store no longer has"
     )
@@ -174,7 +177,7 @@ def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Delete items of an owner, or all of them, and with `--runs` the runs of the user; or those of deleted runs.
+    """Delete items of an owner, or all of them with the runs and logins of the user; or those of deleted runs.
 
     Raises:
         MisuseError: if none or several of these are named.
@@ -183,6 +186,9 @@ def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         raise MisuseError("expected either ids of items, or --all, or --deleted-runs")
     if args.runs and not args.all:
         raise MisuseError("--runs deletes all runs of the user: give it with --all")
+    if args.agent and not args.all:
+        raise MisuseError("--agent deletes all logins of the user: give it with --all")
+    agent = load_agent(args.agent) if args.agent else None
     store = open_existing_store(args.store) if args.runs or args.deleted_runs else None
 
     async def act(memory: Memory) -> int:
@@ -196,7 +202,16 @@ def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             await store.aclose()
 
     count = run_with_memory(args, act)
-    return report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
+    if agent is None:
+        return report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
+    logins, failed = anyio.run(
+        partial(forget_all, list_logins(agent.tools), tenant=args.tenant or None, user=args.user or None)
+    )
+    for server in failed:
+        terminal.err(NOT_REVOKED.format(server=server))
+    text = f"forgot {format_count(count, 'item')} and {format_count(logins, 'login')}"
+    report(terminal, {"forgotten": count, "logins": logins, "not_revoked": failed}, text)
+    return ExitCode.FAILED if failed else ExitCode.DONE
 
 
 def learn(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

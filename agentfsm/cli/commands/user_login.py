@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import attrs
 from anyio.abc import Listener, SocketAttribute, SocketStream
 
 from agentfsm.agents.login_waits import (
+    NOT_REVOKED,
     continue_after_login,
     describe_end,
     find_waited_login,
@@ -84,14 +86,10 @@ def login(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def logout(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Revoke and delete the logins of a user at the servers of an agent's tools."""
-    agent = load_agent(args.target)
-
-    async def act() -> tuple[int, list[str]]:
-        return await forget_all(list_logins(agent.tools), tenant=args.tenant, user=args.user)
-
-    count, failed = anyio.run(act)
+    logins = list_logins(load_agent(args.target).tools)
+    count, failed = anyio.run(partial(forget_all, logins, tenant=args.tenant, user=args.user))
     for server in failed:
-        terminal.err(f"{server} did not revoke its token, which is deleted here: revoke it there")
+        terminal.err(NOT_REVOKED.format(server=server))
     _report(terminal, {"forgotten": count, "not_revoked": failed}, f"logins that are forgotten: {count}")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
