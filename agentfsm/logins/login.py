@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import anyio
@@ -47,6 +48,8 @@ _CLIENT_PREFIX: Final = "login-client-"
 UNAUTHORIZED: Final = 401
 MAX_API_KEY_CHARS: Final = 10_000
 _DENIED: Final = "access_denied"
+# A secret, and the key of the login: whoever makes up another asks the token store for no key.
+_STATE: Final = re.compile(rf"[\w-]+\.[0-9a-f]{{{_KEY_CHARS}}}", re.ASCII)
 # Tokens of one user that were sent and may be repeated by the server: renewed ones are kept for a while.
 _REMEMBERED_TOKENS: Final = 8
 
@@ -137,7 +140,7 @@ class Login:
         record = await self._read(key)
         if record is not None and record.access_token and not _is_valid(record, refused):
             with anyio.CancelScope(shield=True):  # a refresh token that was used must not be lost
-                async with self.store.renewal(key):
+                async with self._hold(key):
                     record = await self._read(key)
                     if record is not None and record.access_token and not _is_valid(record, refused):
                         record = await self._renew(record)
@@ -248,7 +251,7 @@ class Login:
             client_secret=known.client_secret if registered else "",
             sends_form=known.sends_form,
         )
-        async with self.store.renewal(key):
+        async with self._hold(key):
             record = await self._read(key) or LoginRecord(server=self.server, tenant=tenant, user=user)
             kept = [each for each in record.attempts if each.expires_at > time.time()]
             await self._write(key, attrs.evolve(record, attempts=(*kept[-_MAX_ATTEMPTS + 1 :], attempt)))
@@ -276,14 +279,18 @@ class Login:
             LoginError: when the link has expired, or the answer is not valid.
         """
         state, completed = query.get("state", ""), None
+        if not _STATE.fullmatch(state):
+            return None
         with anyio.CancelScope(shield=True):  # a code is good for one use
-            async with self.store.renewal(_key_of(state)):
+            async with self._hold(_key_of(state)):
                 found = await self._find_attempt(state)
                 if found is not None:
                     completed = await self._complete(_key_of(state), *found, query)
         return completed
 
     async def _find_attempt(self, state: str) -> tuple[LoginRecord, Attempt] | None:
+        if not _STATE.fullmatch(state):
+            return None
         record = await self._read(_key_of(state))
         if record is None or _key_of(state) != self.find_key(record.tenant, record.user):
             return None  # of another server, or of another client at this one
@@ -339,7 +346,7 @@ class Login:
         if not is_header_text(api_key) or len(api_key) > MAX_API_KEY_CHARS:
             raise LoginError("this is not a key: it has spaces or other characters that no key has")
         key = self.find_key(tenant, user)
-        async with self.store.renewal(key):
+        async with self._hold(key):
             record = LoginRecord(server=self.server, tenant=tenant, user=user, access_token=api_key)
             await self._write(key, record)
 
@@ -355,7 +362,7 @@ class Login:
         """
         key, record = self.find_key(tenant, user), None
         with anyio.CancelScope(shield=True):
-            async with self.store.renewal(key):
+            async with self._hold(key):
                 try:
                     with suppress(TokenStoreError):  # it cannot be parsed; or it cannot be deleted either
                         record = await self._read(key)
@@ -391,20 +398,43 @@ class Login:
         key = _CLIENT_PREFIX + short_hash(
             json.dumps([endpoints.issuer, redirect_url, client.find_scope(endpoints)]), _KEY_CHARS
         )
-        async with self.store.renewal(key):
-            text = await anyio.to_thread.run_sync(self.store.read, key)
+        async with self._hold(key):
+            with _translate_errors():
+                text = await anyio.to_thread.run_sync(self.store.read, key)
             if text is not None:
                 return Client(**json.loads(text))
             fresh = await client.register(endpoints, redirect_url)
-            await anyio.to_thread.run_sync(self.store.write, key, json.dumps(attrs.asdict(fresh)))
+            with _translate_errors():
+                await anyio.to_thread.run_sync(self.store.write, key, json.dumps(attrs.asdict(fresh)))
             return fresh
 
     async def _read(self, key: str) -> LoginRecord | None:
-        text = await anyio.to_thread.run_sync(self.store.read, key)
+        with _translate_errors():
+            text = await anyio.to_thread.run_sync(self.store.read, key)
         return None if text is None else LoginRecord.from_json(text)
 
     async def _write(self, key: str, record: LoginRecord | None) -> None:
-        await anyio.to_thread.run_sync(self.store.write, key, None if record is None else record.to_json())
+        with _translate_errors():
+            await anyio.to_thread.run_sync(self.store.write, key, None if record is None else record.to_json())
+
+    @asynccontextmanager
+    async def _hold(self, key: str) -> AsyncGenerator[None]:
+        """Hold the lock of a login between processes."""
+        async with AsyncExitStack() as stack:
+            with _translate_errors():
+                await stack.enter_async_context(self.store.renewal(key))
+            yield
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Raise the errors of a user's store as those that a model reads, without their texts."""
+    try:
+        yield
+    except TokenStoreError:
+        raise
+    except Exception as error:
+        raise TokenStoreError(f"the token store failed ({type(error).__name__})") from error
 
 
 def to_login(settings: OAuth | APIKey | Login, server: str, *, allow_private: bool = False) -> Login:
@@ -475,7 +505,7 @@ def _describe(record: LoginRecord, attempt: Attempt) -> LoginLink:
 
 def _key_of(state: str) -> str:
     """Return the key of the login that a state belongs to."""
-    return _KEY_PREFIX + state.rpartition(".")[2][:_KEY_CHARS]
+    return _KEY_PREFIX + state.rpartition(".")[2]
 
 
 def _is_valid(record: LoginRecord, refused: str) -> bool:

@@ -1,11 +1,15 @@
 """Logins over HTTP: the link, the page to which the browser returns, the key, and who may do it."""
 
+import logging
+
 import httpx2
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentfsm import StoreError
 from agentfsm.logins import APIKey, OAuth
 from agentfsm.stores import SQLiteStore
+from agentfsm.telemetry import Telemetry
 from tests.support.gateways import named, serving
 
 
@@ -54,6 +58,29 @@ async def test_the_browser_returns_to_the_gateway_and_the_run_goes_on(shop, prog
     assert shop.seen["revoked"] == 1
     secrets = [each.encode() for each in shop.issued]
     assert not [each for each in secrets if each in program.read_database()]
+
+
+async def test_no_document_span_or_log_has_a_token(shop, program, caplog):
+    """All that the gateway tells of a run, spans with all texts, and the logs at the lowest level."""
+    caplog.set_level(logging.DEBUG)
+    spans = InMemorySpanExporter()
+    program.settings = OAuth(tokens=program.tokens)
+    agent = program.begin(name="shop", watch=[Telemetry(spans, content="full")], log_prompts=True)
+    async with serving(agent) as client:
+        run_id, item = await start(client)
+        body = {"call_id": item["call_id"]}
+        link = (await client.post(f"/v1/runs/{run_id}/login", json=body, headers=named())).json()["url"]
+        await browse(link)
+        await client.get(f"/v1/runs/{run_id}?wait_s=30", headers=named())
+        names = ("", "/journal", "/messages", "/request?turn=1", "/request?turn=2", "/audit", "/details", "/children")
+        told = [(await client.get(f"/v1/runs/{run_id}{name}", headers=named())).text for name in names]
+    agent.watch[0].flush()
+    told += [span.to_json() for span in spans.get_finished_spans()]
+    told += [repr(vars(record)) for record in caplog.records]
+    assert len(shop.orders) == 1
+    assert any("Bearer ***" in text for text in told)
+    tokens = [*shop.access, *shop.refresh]
+    assert not [token for token in tokens if any(token in text for text in told)]
 
 
 async def test_a_key_goes_to_the_token_store_only(shop, program):

@@ -207,6 +207,28 @@ async def test_forgetting_a_user_revokes_the_tokens(shop, program):
         assert (await agent.resume(waiting.id)).pending[0].kind is PendingKind.LOGIN
 
 
+class FailingTokens(MemoryTokens):
+    """A store of the user's whose server is down, with the keys that it was asked for."""
+
+    def read(self, key):
+        keys.append(key)
+        raise RuntimeError("connection to secret-host failed")
+
+
+keys = []
+
+
+async def test_a_token_store_that_fails_is_a_result_of_the_call(shop, program):
+    """The call is not made, and the text has nothing of the error; a made-up link asks the store for nothing."""
+    program.settings = attrs.evolve(program.settings, tokens=FailingTokens())
+    async with program.begin() as agent:
+        run = await agent.run("order it", user="ann")
+        assert results(run)[0].content == "the token store failed (RuntimeError)"
+        keys.clear()
+        assert await program.come_back(agent, {"state": "x.../../tokens", "code": "c"}) is None
+    assert (keys, shop.orders) == ([], [])
+
+
 async def test_a_login_that_cannot_be_deleted_is_not_reported_as_forgotten(shop, program):
     """The caller repeats it; a record that cannot be parsed is deleted."""
     login = Login(shop.url, program.settings)
