@@ -28,7 +28,7 @@ from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.attendance import Attendance, AttendedQuestions
-from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, ToolReturn
+from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext, TaskPending, ToolReturn
 from agentfsm.tools.tool import EndTask, Tool, make_tool
 
 T = TypeVar("T")
@@ -160,8 +160,7 @@ def _build_function(
         own = await _find_own(server, ctx.tenant, ctx.user)
         at: Session = own or server
         if (task := RemoteTask.from_state(ctx.state)) is not None:
-            ended = await _look_at_task(server, at, ctx, task, check)
-            return attrs.evolve(ended, content=_mask(own, ended.content))
+            return await _look_at_task(server, own, ctx, task, check)
         is_sent = False
         relay = None if ctx.attendance is None else QuestionRelay(partial(_ask_person, ctx, ctx.attendance))
         handling = QuestionHandling(relay=relay, may_repeat=may_repeat)
@@ -220,8 +219,9 @@ def _build_function(
 
 
 async def _look_at_task(
-    server: ToolServer, at: Session, ctx: RunContext[Any], task: RemoteTask, check: OutputCheck | None
+    server: ToolServer, own: UserSession | None, ctx: RunContext[Any], task: RemoteTask, check: OutputCheck | None
 ) -> ToolReturn:
+    at: Session = own or server
     try:
         ended = await at.connection.request(
             partial(task.look, ctx=ctx, server=server.name), patience_s=server.timeout_s
@@ -230,9 +230,12 @@ async def _look_at_task(
         if server.users is not None and _needs_login(error):
             await server.users.ask(ctx)
         ended = task.resolve_error(error, server.name)
+    if isinstance(ended, TaskPending):
+        ended.message = _mask(own, ended.message)
     if isinstance(ended, CallPaused):
         raise ended
-    return ended if isinstance(ended, ToolReturn) else _convert_result(ended, check)
+    converted = ended if isinstance(ended, ToolReturn) else _convert_result(ended, check)
+    return attrs.evolve(converted, content=_mask(own, converted.content))
 
 
 def _build_end_task(server: ToolServer) -> EndTask:
