@@ -28,6 +28,7 @@ from agentfsm import (
 from agentfsm.context import Summarise, TrimResults
 from agentfsm.core.events import AnswerDrafted
 from agentfsm.guards import Guard, ask, exit_filter
+from agentfsm.logins import APIKey, Login, MemoryTokens
 from agentfsm.memory import Memory
 from agentfsm.ports import FinishReason
 from agentfsm.reflection import Reflector
@@ -304,6 +305,22 @@ async def test_private_data_stays_with_its_user():
     for label in ("private", "confidential", "restricted"):
         await shared.run("Another one", labels=[label], **FOR_ANN)
         assert (await shared.run("Another one", labels=[label], **FOR_ANN)).answered_from is None
+
+
+async def test_what_a_user_sees_with_a_login_stays_with_that_user():
+    """An answer made with the account of one user is not kept for others of the tenant."""
+    login = Login("http://127.0.0.1:9", APIKey(tokens=MemoryTokens()), allow_private=True)
+    await login.store_key("a-key", tenant="acme", user="ann")
+
+    @tool(read_only=True, cacheable=True, login=login)
+    async def inbox() -> str:
+        """Read the mail."""
+        return "Dentist at 9."
+
+    for scope, is_kept in (("tenant", False), ("user", True)):
+        agent = office("inbox", cache=AnswerCache(scope=scope)).with_(tools=[inbox])
+        await agent.run(QUESTION, **FOR_ANN)
+        assert ((await agent.run(QUESTION, **FOR_ANN)).answered_from is not None) == is_kept
 
 
 async def refuse():

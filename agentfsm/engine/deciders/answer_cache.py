@@ -176,6 +176,8 @@ def _find_expiry(config: EngineConfig, cache: AnswerCache, at: float, uses: Mapp
         tool = config.registry.get(name)
         if tool is None or not tool.cacheable or tool.is_interactive:
             return None
+        if tool.login is not None and cache.scope == "tenant":  # it reads with the account of one user
+            return None
         if tool.fresh_s is not None:
             expires_at = min(expires_at, started_at + tool.fresh_s)
     return expires_at

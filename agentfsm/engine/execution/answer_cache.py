@@ -77,7 +77,7 @@ class AnswerCache(Value):
     scope: AnswerScope = attrs.field(default="user", validator=require_choice("user", "tenant"))
     """Runs that share answers. "user", the default: those of one user; runs without `user=` have no cache. "tenant":
     all of a tenant with the same roles, or all without a tenant; then answers of runs with a label of private data
-    (`private`, `confidential`, `restricted`) are not kept.
+    (`private`, `confidential`, `restricted`) are not kept, nor those with calls of tools that have a `login`.
     """
 
     store: Store | None = attrs.field(default=None, validator=_check_store)
