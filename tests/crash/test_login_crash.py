@@ -91,7 +91,7 @@ def check(shop: Shop, place: Path, run: Run) -> None:
             assert not [secret for secret in secrets if secret in content], path
 
 
-@pytest.mark.parametrize("apart", [41, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("apart", [61, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_around_a_login(fork_server, running, tmp_path, apart):
     """Whatever was lost, the user logs in again."""
     for at in count(1, apart):
@@ -114,7 +114,7 @@ async def find_links(place: Path, url: str) -> list[str]:
         return [each.questions[0].url for each in (await agent.load("r")).pending]
 
 
-@pytest.mark.parametrize("apart", [41, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("apart", [61, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_around_a_renewal(fork_server, running, tmp_path, apart):
     """A refresh token is good for one use: if the new ones are lost, the next call waits for a login."""
     for at in count(1, apart):
