@@ -118,7 +118,8 @@ def _build_fact(run: RunFields, call: ToolCall, result: ToolResult, *, is_earlie
     background = run.background.get(call.id) if run.background else None
     if background is not None:
         if background.result is None:
-            return attrs.evolve(_build_open_fact(run, OpenCall(call=call)), is_started=True, may_have_happened=True)
+            open_fact = _build_open_fact(run, OpenCall(call=call))
+            return attrs.evolve(open_fact, is_started=True, may_have_happened=True, is_agent=True)
         result = background.result
     return CallFact(
         run_id=run.id,

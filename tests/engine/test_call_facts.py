@@ -68,3 +68,16 @@ async def test_steps_of_earlier_plans(store):
     first = await Flow([check], store=store).run({"account": "A"})
     second = begin_run(first.header, first)
     assert facts_of(first) == facts_of(second) == [("p1.1", "check", Outcome.DONE, None)]
+
+
+async def test_a_background_run_that_waits_may_have_acted(store):
+    """Its call has begun and has no outcome, until the run is reported."""
+    payer = Agent(ScriptedModel(say("", call("pay", account="A")), "Paid."), tools=[pay], name="payer")
+    script = ScriptedModel(say("", call("payer", query="Pay A.")), "It is being paid.", "Paid.")
+    agent = Agent(script, tools=[payer.as_tool(background=True)], store=store)
+    run = await agent.run("Pay A.")
+    (fact,) = list_call_facts(run)
+    assert (fact.outcome, fact.is_started, fact.may_have_happened, fact.is_agent) == (None, True, True, True)
+    await agent.approve(run.pending[0].run_id, run.pending[0].call_id)
+    (fact,) = list_call_facts(await agent.resume(run.id))
+    assert (fact.outcome, fact.is_done, fact.is_agent) == (Outcome.DONE, True, True)
