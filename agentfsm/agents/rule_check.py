@@ -206,6 +206,8 @@ class _TreeCheck:
         asked = GuardedCall(
             tool=traits,
             arguments=arguments,
+            written=call.arguments,
+            defaults={} if tool is None else tool.defaults,
             labels=run.labels,
             counted=run.counted,
             header=header,

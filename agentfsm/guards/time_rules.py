@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from math import inf
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import GuardVerdict
 from agentfsm.core.labels import matches_tool
+from agentfsm.core.messages import JSON
+from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.validation import COUNT_OR_ZERO, SECONDS, require_choice
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import PATTERN_SIGNS, parse_verdict
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
     from agentfsm.ports.planned_calls import PlannedCall
 
 _DAY_S: Final = 86_400.0
-# Stands for the value of an argument that a call has not given.
-_MISSING: Final = "\0"
+# Stands for the value of an argument that a call has not given: no JSON text, and no text that `_normalise` returns.
+_MISSING: Final = " "
 # Value under which a rule keeps calls without `same=`.
 _ALL: Final = ""
 
@@ -142,27 +145,39 @@ def _as_pair(same: str | tuple[str, str] | None) -> tuple[str, str] | None:
     return pair
 
 
-def _exact(value: object) -> str:
-    """Return the text of a value, equal for values that are certainly the same: 5 and 5.0, but not "5.0"."""
-    if isinstance(value, str):
-        return value
+@lru_cache(maxsize=100)
+def _parse(text: str) -> dict[str, JSON]:
+    arguments: dict[str, JSON] = json.loads(text)
+    return arguments
+
+
+def _find_value(call: GuardedCall, name: str) -> JSON:
+    """Return an argument of a call as it was written, since only that is known of earlier calls; else its default."""
+    return _parse(call.written).get(name, call.defaults.get(name))
+
+
+def _exact(value: JSON) -> str:
+    """Return the JSON text of a value, equal for values that are certainly the same: 5 and 5.0, but not "5"."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(value, sort_keys=True, default=str)
+    return json.dumps(value, sort_keys=True)
 
 
-def _loose(value: object) -> str:
+def _loose(value: JSON) -> str:
     """Return the text of a value, equal for values that a service may take for the same: "a " and "A", 5 and "5.0"."""
-    return _normalise(_exact(value))
+    return _normalise(value if isinstance(value, str) else _exact(value))
 
 
 @lru_cache(maxsize=10_000)
 def _normalise(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text).strip().casefold()
+    text = "".join(unicodedata.normalize("NFKC", HIDDEN_CHARS.sub("", text)).split()).casefold()
     try:
-        return repr(float(text))
-    except ValueError:
+        number = Decimal(text)
+    except InvalidOperation:
         return text
+    if not number.is_finite():
+        return text
+    return str(number.normalize(Context(prec=len(text), Emax=MAX_EMAX, Emin=MIN_EMIN))) if number else "0"
 
 
 @attrs.define
@@ -235,7 +250,7 @@ class TimeRule(CallGuard, Value):
         if same is None:
             exact = loose = _ALL
         else:
-            value = getattr(call.arguments, same[0], None)
+            value = _find_value(call, same[0])
             if value is None and self.needs_permit:
                 return self._refuse(f"the call has no {same[0]}, by which calls are compared", "")
             exact, loose = (_MISSING, _MISSING) if value is None else (_exact(value), _loose(value))
@@ -266,7 +281,7 @@ class TimeRule(CallGuard, Value):
             return self._refuse(missing, self._name_first())
         return None
 
-    def _explain_forbidden(self, value: object) -> GuardDecision:
+    def _explain_forbidden(self, value: JSON) -> GuardDecision:
         of = self._format_value(value)
         if self.permitted_by is None:
             return self._refuse(f"a call of {self.forbidden_by}{of} has or may have happened before", "")
@@ -276,7 +291,7 @@ class TimeRule(CallGuard, Value):
             missing = f"no call of {self.permitted_by}{of} has succeeded since {self.forbidden_by}"
         return self._refuse(missing, self._name_first())
 
-    def _format_value(self, value: object) -> str:
+    def _format_value(self, value: JSON) -> str:
         return "" if value is None or self.same is None else f" with the same {self.same[0]} ({value!r})"
 
     def _name_first(self) -> str:
@@ -379,7 +394,7 @@ def _place_open(history: CallHistory, fact: CallFact) -> Moment:
     return Moment(at, fact.run_id, 2**31)
 
 
-def _read_key(fact: CallFact, name: str | None, write: Callable[[object], str]) -> str:
+def _read_key(fact: CallFact, name: str | None, write: Callable[[JSON], str]) -> str:
     if name is None:
         return _ALL
     value = fact.arguments.get(name)
@@ -449,7 +464,7 @@ class CountRule(CallGuard, Value):
             for fact in (*history.beside, *history.following):
                 if self.about.covers(fact.tool):
                     self.add(counts, fact, _NEVER)
-        value = None if self.same is None else getattr(call.arguments, self.same, None)
+        value = None if self.same is None else _find_value(call, self.same)
         if self.same is None:
             used, of = counts.get(_ALL, 0), ""
         elif value is None:
@@ -552,7 +567,7 @@ class DutyRule(CallGuard, Value):
             for run_id, moment in runs.items():
                 is_own = run_id.startswith((f"{own}.", f"{own}/")) or run_id == own
                 if is_own and not any(each.is_after(moment) for each in done):
-                    of = f" with the {self.same[0]} {key!r}" if self.same is not None and key != _MISSING else ""
+                    of = "" if self.same is None or key == _MISSING else f" with the {self.same[0]} {json.loads(key)!r}"
                     found.append(f"the rule {self}: {self.about}{of} has to succeed after {self.after}")
         return list(dict.fromkeys(found))
 

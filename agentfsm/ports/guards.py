@@ -93,6 +93,11 @@ class GuardedCall(Value):
     arguments: SimpleNamespace
     """Validated arguments, defaults included."""
 
+    written: str = "{}"
+    """Arguments as the model wrote them, or a person who edited them: an object as JSON text. Earlier calls are known
+    only so.
+    """
+
     labels: Mapping[Label, LabelSource]
     """Labels that the run had when the call was written, each with its first source. Results of other calls of the same
     reply are not among them, because the model had not read them.

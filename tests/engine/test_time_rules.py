@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
 import anyio
 import pytest
+from pydantic import BaseModel
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, tool
 from agentfsm.core import events as e
@@ -70,6 +76,19 @@ class Bank:
 
     def agent(self, store, *script, guards, **options):
         return Agent(ScriptedModel(*script), tools=self.tools, store=store, guards=guards, **options)
+
+
+class Door(Enum):
+    """A choice."""
+
+    FRONT = "front"
+
+
+class Receipt(BaseModel):
+    """A value with a default."""
+
+    order: int
+    paid: bool = False
 
 
 def turns(*replies):
@@ -324,6 +343,46 @@ async def test_tools_name_themselves_and_arguments_are_compared_as_services_do(s
     run = await bank.agent(store, *script, guards=rules).run("go")
     assert bank.made == [("pay", "A"), ("pay", "a")]
     assert run.output == "done"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "permitted", "counted"),
+    [
+        (Any, "1", 1, False, 2),
+        (Any, "true", True, False, 2),
+        (Any, "[1]", [1], False, 2),
+        (Any, 1, 1.0, True, 2),
+        (Any, True, 1, False, 1),
+        (Any, "A\u200b B", "AB", False, 2),
+        (Any, "12345678901234567890", "12345678901234567891", False, 1),
+        (int, "5", "5", True, 2),
+        (date, "2026-01-02", "2026-01-02", True, 2),
+        (Decimal, "5.0", "5.0", True, 2),
+        (Decimal, 5, "5.00", False, 2),
+        (Door, "front", "front", True, 2),
+        (Receipt, {"order": 1}, {"order": 1.0}, False, 1),
+        (Receipt | None, {"order": 1}, {"order": 1}, True, 2),
+    ],
+)
+async def test_values_of_each_type_are_compared_as_they_were_written(kind, first, second, permitted, counted):
+    """Earlier calls are known by their JSON: a rule about a date or a choice permits and counts as one about a text."""
+    made = []
+
+    async def act(key: Any) -> str:
+        """Act."""
+        made.append(key)
+        return "done"
+
+    act.__annotations__["key"] = kind
+    tools = [tool(act, name=name) for name in ("look", "act")]
+    for rule, number in (
+        (before("act", "look", same="key"), 1 + permitted),
+        (at_most(1, "*", same="key"), 3 - counted),
+    ):
+        made.clear()
+        model = ScriptedModel(*turns(call("look", key=first), call("act", key=second)))
+        await Agent(model, tools=tools, guards=[rule]).run("go")
+        assert len(made) == number
 
 
 async def test_a_cancelled_run_says_what_is_due(store):

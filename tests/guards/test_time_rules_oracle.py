@@ -6,6 +6,7 @@ A trace is the history of a session, with several runs and calls that are open; 
 
 from __future__ import annotations
 
+import json
 import random
 from types import SimpleNamespace
 
@@ -156,6 +157,7 @@ def decides(rule, trace, value, log, chance):
     call = GuardedCall(
         tool=ToolTraits(name="a"),
         arguments=SimpleNamespace(v=value),
+        written=json.dumps({"v": value}),
         labels={},
         counted={},
         header=HEADER,

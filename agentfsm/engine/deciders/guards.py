@@ -315,6 +315,7 @@ def _build_guarded_call(
     return GuardedCall(
         tool=tool.select_traits(arguments),
         arguments=arguments,
+        written=call.arguments,
         labels=labels,
         counted=counted or {},
         header=run.header,
