@@ -11,7 +11,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, tool
+from agentfsm import Agent, Limits, MisuseError, ModelRetry, Outcome, RunContext, StopReason, tool
 from agentfsm.core import events as e
 from agentfsm.guards import Calls, Guard, approved, at_most, before, eventually, never, only_if, within
 from agentfsm.stores import MemoryStore
@@ -221,6 +221,28 @@ async def test_a_draft_goes_back_while_a_door_is_locked(store):
     assert [each.labels for each in measured if FINDING in each.labels] == [("agent", FINDING)]
 
 
+@pytest.mark.parametrize("validators", [[], ["strict"]])
+async def test_a_text_of_a_stop_condition_goes_back_as_often_as_any_other(store, validators):
+    """The condition still holds then, and the run ends all the same."""
+
+    def refuse(_answer: str) -> None:
+        raise ModelRetry("say more")
+
+    bank = Bank()
+    options = {"stop_when": [lambda run: "That is all." if run.calls else False], "limits": Limits(answer_retries=1)}
+    rules = [eventually("unlock", after="lock", same="door")]
+    agent = bank.agent(
+        store, *turns(call("lock", door="A")), guards=rules, output_validators=[refuse for _ in validators], **options
+    )
+    with anyio.fail_after(10):
+        run = await agent.run("go")
+    assert run.findings == (
+        "the rule eventually(unlock, after=lock, same=door): unlock with the door 'A' has to succeed after lock",
+    )
+    assert (run.refusals, run.stop_reason is StopReason.TOO_MANY_ERRORS) == (1, bool(validators))
+    await sound(agent, run)
+
+
 async def test_a_run_that_fails_says_what_is_due(store):
     """Also if a limit stops it while the door is locked."""
     bank = Bank()
@@ -371,6 +393,7 @@ async def test_values_of_each_type_are_compared_as_they_were_written(kind, first
     async def act(key: Any) -> str:
         """Act."""
         made.append(key)
+        return "done"
         return "done"
 
     act.__annotations__["key"] = kind

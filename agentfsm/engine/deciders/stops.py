@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import StopReason
@@ -31,15 +33,15 @@ _STOP_NOTE: Final = "The stop condition {name} holds, so this is the answer:"
 
 async def check_results(execution: Execution, _effect: Reflect) -> StepOutcome | None:
     """Return the end of a run, or the draft of its answer, by the first stop condition that holds."""
-    return _find_stop(execution, "")
+    return _find_stop(execution, e.Continued(note=""))
 
 
 def check_objection(execution: Execution, note: e.Continued) -> e.Continued | StepOutcome:
     """Return the end of a run whose draft would be sent back with a note, by the first stop condition that holds."""
-    return note if note.asks else _find_stop(execution, note.note) or note
+    return note if note.asks else _find_stop(execution, note) or note
 
 
-def _find_stop(execution: Execution, note: str) -> StepOutcome | None:
+def _find_stop(execution: Execution, objection: e.Continued) -> StepOutcome | None:
     journal = execution.journal
     for condition in execution.config.stop_when:
         name = name_condition(condition)
@@ -52,9 +54,11 @@ def _find_stop(execution: Execution, note: str) -> StepOutcome | None:
         if found is None or found is False:
             continue
         if found is True:
-            return stop_at_limit(execution, StopReason.STOP_CONDITION, f"the stop condition {name} holds", note=note)
+            return stop_at_limit(
+                execution, StopReason.STOP_CONDITION, f"the stop condition {name} holds", note=objection.note
+            )
         if isinstance(found, str) and found.strip():
-            return _end_with(execution, name, replace_surrogates(found), note)
+            return _end_with(execution, name, replace_surrogates(found), objection)
         if inspect.iscoroutine(found):
             found.close()
         raise MisuseError(
@@ -64,7 +68,7 @@ def _find_stop(execution: Execution, note: str) -> StepOutcome | None:
     return None
 
 
-def _end_with(execution: Execution, name: str, text: str, note: str) -> StepOutcome:
+def _end_with(execution: Execution, name: str, text: str, objection: e.Continued) -> StepOutcome:
     """Return the draft of an answer that no model has written. It is filtered and reviewed as any other."""
     execution.journal.log.info("stop_condition", name=name)
     said = ReceivedReply(Reply(text=text), is_last=False, text=text, thinking="", calls=(), native=None, hosted=None)
@@ -72,7 +76,8 @@ def _end_with(execution: Execution, name: str, text: str, note: str) -> StepOutc
     message = AssistantMessage(text=said.text)
     draft = e.AnswerDrafted(message=message, filtered=said.filtered, claims=claim_nothing(execution))
     # One append: a run that dies has decided, or has not.
-    events = (e.Continued(note=f"{note}\n{_STOP_NOTE.format(name=name)}".lstrip()), e.Observed(), draft)
+    note = f"{objection.note}\n{_STOP_NOTE.format(name=name)}".lstrip()
+    events = (attrs.evolve(objection, note=note), e.Observed(), draft)  # a refused draft counts, so that they end
     if said.refusal:
         return fail(execution, StopReason.GUARD, f"the answer is withheld by the rule {said.refusal}", *events)
     return StepOutcome(events)
