@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -29,14 +29,15 @@ def bind_claims(
         calls: Calls of the run and of those that it continues.
         find_defaults: Returns the values that arguments of a tool have if they are left out.
     """
-    fitting = [
-        [
-            index
-            for index, call in enumerate(calls)
-            if call.tool == claim.tool and call.is_done and _fits(claim, call, find_defaults)
-        ]
-        for claim in claims
-    ]
+    defaults = {claim.tool: find_defaults(claim.tool) for claim in claims}
+    made: dict[str, list[_Made]] = {name: [] for name in defaults}
+    for index, call in enumerate(calls):
+        if call.tool in made:
+            made[call.tool].append(_Made(index, call, _spell(call.arguments, defaults[call.tool])))
+    told = [_spell(claim.arguments, defaults[claim.tool]) for claim in claims]
+    groups = {name: _group(each) for name, each in made.items()}
+    equal = [_find_equal(claim, mine, groups[claim.tool]) for claim, mine in zip(claims, told, strict=True)]
+    fitting = [[each.index for each in found if each.call.is_done] for found in equal]
     owners: dict[int, int] = {}  # claims by call
 
     def find_call(claim: int, seen: set[int]) -> bool:
@@ -56,30 +57,88 @@ def bind_claims(
         [
             attrs.evolve(claim, call_id=found[place])
             if place in found
-            else attrs.evolve(claim, fault=_explain_fault(claim, calls, find_defaults(claim.tool)))
+            else attrs.evolve(claim, fault=_explain_fault(claim, told[place], equal[place], made[claim.tool]))
             for place, claim in enumerate(claims)
         ]
     )
 
 
-def _fits(claim: Claim, call: CallFact, find_defaults: Callable[[str], Mapping[str, JSON]]) -> bool:
-    return next(iter_differences(claim.arguments, call.arguments, find_defaults(claim.tool)), None) is None
+@attrs.define(eq=False, repr=False)
+class _Made:
+    """A call that a claim may be about."""
+
+    index: int
+    call: CallFact
+    texts: dict[str, str]
+    """Its arguments, as of `_spell`."""
+
+    short: dict[str, str] = attrs.field(init=False)
+    """Those that no claim may leave out."""
+
+    def __attrs_post_init__(self) -> None:
+        self.short = {name: text for name, text in self.texts.items() if len(text) < LONG_CHARS}
+
+    def list_differences(self, claim: Claim, mine: Mapping[str, str]) -> list[str]:
+        """Return the names of the arguments in which a claim differs. Long ones may be left out of the claim."""
+        return [
+            name
+            for name in {**self.texts, **mine}
+            if mine.get(name) != self.texts.get(name)
+            and (name in claim.arguments or name in self.short or name not in self.texts)
+        ]
 
 
-def _explain_fault(claim: Claim, calls: Sequence[CallFact], defaults: Mapping[str, JSON]) -> str:
+# Calls of a tool by the names of the arguments that no claim may leave out, and their texts.
+_Groups: TypeAlias = "dict[tuple[str, ...], dict[tuple[str | None, ...], list[_Made]]]"
+
+
+def _group(made: Iterable[_Made]) -> _Groups:
+    groups: _Groups = {}
+    for each in made:
+        names = tuple(sorted(each.short))
+        groups.setdefault(names, {}).setdefault(tuple([each.short[name] for name in names]), []).append(each)
+    return groups
+
+
+def _find_equal(claim: Claim, mine: Mapping[str, str], groups: _Groups) -> list[_Made]:
+    """Return the calls with the arguments of a claim, oldest first."""
+    near = [
+        each
+        for names, by_texts in groups.items()
+        for each in by_texts.get(tuple([mine.get(name) for name in names]), ())
+    ]
+    equal = [each for each in near if not each.list_differences(claim, mine)]
+    return sorted(equal, key=lambda each: each.index)
+
+
+def _spell(arguments: Mapping[str, JSON], defaults: Mapping[str, JSON]) -> dict[str, str]:
+    """Return each argument that is not null as JSON text, equal for equal values: 5 and 5.0 are, 1 and true are not.
+
+    An argument that is left out has its default.
+    """
+    whole = {**defaults, **arguments}
+    return {name: dump_compact(_unify(value)) for name, value in whole.items() if value is not None}
+
+
+def _unify(value: JSON) -> JSON:
+    if isinstance(value, dict):
+        return {key: _unify(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_unify(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _explain_fault(claim: Claim, mine: Mapping[str, str], equal: Sequence[_Made], made: Sequence[_Made]) -> str:
     """Return why no call did what a claim says, without the values of arguments, which a guard may have to filter."""
-    of_tool = [call for call in calls if call.tool == claim.tool]
-    differing = [[*iter_differences(claim.arguments, call.arguments, defaults)] for call in of_tool]
-    equal = [call for call, names in zip(of_tool, differing, strict=True) if not names]
-    if any(call.is_done for call in equal):
+    if any(each.call.is_done for each in equal):
         return "it was done fewer times than is claimed"
     if equal:
-        return f"its call {equal[-1].call_id} {_ENDS.get(equal[-1].outcome, 'is not done')}"
-    done = [(len(names), place) for place, names in enumerate(differing) if of_tool[place].is_done]
+        return f"its call {equal[-1].call.call_id} {_ENDS.get(equal[-1].call.outcome, 'is not done')}"
+    done = [each for each in made if each.call.is_done]
     if not done:
         return "no call of this tool is done"
-    _, nearest = min(done)
-    return f"the call {of_tool[nearest].call_id} differs in {', '.join(differing[nearest])}"
+    nearest = min(done, key=lambda each: len(each.short.items() - mine.items()))
+    return f"the call {nearest.call.call_id} differs in {', '.join(nearest.list_differences(claim, mine))}"
 
 
 _ENDS: Final[Mapping[Outcome | None, str]] = {
@@ -91,30 +150,6 @@ _ENDS: Final[Mapping[Outcome | None, str]] = {
     Outcome.SKIPPED: "was not made",
     Outcome.UNKNOWN: "has an unknown outcome",
 }
-
-
-def iter_differences(
-    claimed: Mapping[str, JSON], called: Mapping[str, JSON], defaults: Mapping[str, JSON]
-) -> Iterator[str]:
-    """Yield the names of the arguments in which a claim differs from a call.
-
-    An argument that is left out has its default, or is null. Long ones of the call may be left out of the claim.
-    """
-    mine, theirs = {**defaults, **claimed}, {**defaults, **called}
-    for name in theirs | mine:
-        if not _is_same(mine.get(name), theirs.get(name)) and (
-            name in claimed or len(dump_compact(theirs[name])) < LONG_CHARS
-        ):
-            yield name
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are the same: 5 and 5.0 are, 1 and true are not."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
 
 
 def describe_claims(run: RunFields) -> dict[str, Any]:

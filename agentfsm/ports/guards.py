@@ -13,7 +13,7 @@ from agentfsm.core.events import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.hosted_tools import HostedTool, ImageGeneration
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
-from agentfsm.core.messages import HostedContent, Message
+from agentfsm.core.messages import JSON, HostedContent, Message
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class GuardedCall(Value):
     history: CallHistory = attrs.field(factory=_build_no_history, eq=False, repr=False)
     """Calls before this one, with their outcomes: of the run, of those that it continues, and of those around it."""
 
-    defaults: Mapping[str, object] = attrs.field(factory=dict)
+    defaults: Mapping[str, JSON] = attrs.field(factory=dict)
     """Values that arguments have by the declaration of the tool if the model gives none, by name."""
 
     list_texts: Callable[[], Sequence[KnownText]] = attrs.field(default=tuple, eq=False, repr=False)
