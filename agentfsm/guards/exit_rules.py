@@ -6,11 +6,13 @@ reads can decide it.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
@@ -151,7 +153,7 @@ class ExitFilter(CallGuard, Value):
         text, values, names = [
             "\n".join(map(str, list_leaves(call.arguments, names=names))) for names in (None, False, True)
         ]
-        spans = self._find(text, self.arguments, self.secrets)
+        spans = self._find(text, self.arguments, _add_escaped(self.secrets))
         whole = f"{text}\n{values}\n{names}"
         found = _describe_spans(spans) if spans else self._describe_hidden(whole, whole, call.header)
         if found is None:
@@ -181,7 +183,7 @@ class ExitFilter(CallGuard, Value):
     def filter_text(self, outgoing: OutgoingText) -> FilteredText | None:
         """Return the text without data that must not leave, or nothing of it; None if it may leave as it is."""
         text, header = outgoing.text, outgoing.header
-        found = self._find(text, self.kinds, self.secrets)
+        found = self._find(text, self.kinds, _add_escaped(self.secrets))
         spans = self._drop_wanted(found, outgoing) if found else found
         left = replace_spans(text, spans, lambda kind, data: self._write(kind, data, header))
         # A part of an encoded mark may look like a card number, so it is looked for in the whole text. A secret in
@@ -225,7 +227,7 @@ class ExitFilter(CallGuard, Value):
             (each.kind, _normalise(each.kind, prompt[each.start : each.end])) for each in self._find(prompt, self.kinds)
         }
         asked = {kind for kind in self.requested if kind in _REQUESTS and _REQUESTS[kind].search(prompt)}
-        secrets = {_normalise(DataKind.SECRET, secret) for secret in self.secrets}
+        secrets = {_normalise(DataKind.SECRET, secret) for secret in _add_escaped(self.secrets)}
         written = dict.fromkeys([each.written for each in list_addresses(outgoing.text) if each.written])
         links = [
             found.span()
@@ -257,7 +259,14 @@ class ExitFilter(CallGuard, Value):
         marks = (build_canary(header), *self.caller_marks) if self.canary else ()
         if marks and find_encoded(text, marks) is not None:
             return "the mark of the instructions"
-        return "an encoded secret" if self.secrets and find_encoded(rest, self.secrets) is not None else None
+        return "an encoded secret" if find_encoded(rest, _add_escaped(self.secrets)) is not None else None
+
+
+@lru_cache(maxsize=100)
+def _add_escaped(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return secrets, and each as JSON writes it: claims, arguments and answers of a type are JSON."""
+    written = [json.dumps(each, ensure_ascii=is_ascii)[1:-1] for each in secrets for is_ascii in (False, True)]
+    return tuple(dict.fromkeys((*secrets, *written)))
 
 
 def _normalise(kind: DataKind, data: str) -> str:

@@ -166,6 +166,12 @@ async def test_an_answer_without_a_list_goes_back():
     assert "claims[0].arguments: required" in run.stop_message
 
 
+class Note(BaseModel):
+    """What was written."""
+
+    note: str
+
+
 class Receipt(BaseModel):
     """What was paid."""
 
@@ -343,6 +349,30 @@ async def test_a_guard_filters_what_a_claim_says(store):
     assert (hidden.tool, hidden.arguments, hidden.call_id, kept) == ("[filtered]", {}, "", claim_of("t1.0"))
     assert "13800138000" not in repr((run, await agent.history(run.id)))
     await sound(agent, run)
+
+
+SECRETS = ('pa"ss\\word-77', "first line\nsecond line", "Schlüssel\t-77", "correct-horse-77")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+async def test_a_known_secret_stands_in_no_claim(secret):
+    """However JSON writes it, in whatever part of a claim, and cut into two of them."""
+    one, other = secret[:9], secret[9:]
+    lies = [[("send", {"to": secret})], [("send", {"to": [{secret: 1}]})], [(secret, {})]]
+    if secret == SECRETS[-1]:
+        lies += [[("send", {"to": one, "body": other})], [("send", {"to": one}), ("send", {"to": other})]]
+        lies += [[(one, {}), (other, {})], [("send", {one: 1}), ("send", {other: 2})]]
+    agent = agent_of(*[claiming("Sent.", *each) for each in lies], guards=[exit_filter(secrets=[secret])])
+    for each in lies:
+        run = await agent.run("go")
+        assert [(claim.tool, claim.arguments) for claim in run.claims] == [("[filtered]", {})] * len(each)
+
+
+async def test_a_known_secret_stands_in_no_value_of_an_answer():
+    """An answer of a type is JSON, in which the signs of a secret are escaped."""
+    lines = [say("", call("final_answer", note=secret)) for secret in SECRETS]
+    agent = Agent(ScriptedModel(*lines), output_type=Note, guards=[exit_filter(secrets=SECRETS)])
+    assert [(await agent.run("go")).output.note for _ in SECRETS] == ["[SECRET_REDACTED]"] * len(SECRETS)
 
 
 @pytest.mark.parametrize("written", [True, False])

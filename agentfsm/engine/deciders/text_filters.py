@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.core.claims import Claim
-from agentfsm.core.json_text import dump_compact
+from agentfsm.core.json_text import dump_compact, list_leaves
 from agentfsm.ports.guards import OutgoingText, filter_in_order
 from agentfsm.streaming.stream import TextDelta, ThinkingDelta
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentfsm.core.labels import Label
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.model_calls.received import ReceivedReply
 
@@ -27,7 +30,7 @@ def filter_texts(execution: Execution, received: ReceivedReply) -> None:
         return
     hosted = received.hosted
     labels = frozenset(run.labels).union(() if hosted is None else hosted.labels)
-    decisions, claims = list[str](), list[Claim]()
+    decisions = list[str]()
     for name in ("text", "thinking"):
         if not (text := getattr(received, name)):
             continue
@@ -38,19 +41,35 @@ def filter_texts(execution: Execution, received: ReceivedReply) -> None:
         decisions.append(decided.describe())
         if decided.is_withheld and name == "text":
             received.refusal = decided.describe()
-    for claim in received.claims or ():
-        said = dump_compact([claim.tool, claim.arguments, claim.fault])
-        shown = OutgoingText(text=said, labels=labels, messages=run.messages, header=run.header)
-        decided = filter_in_order(execution.config.guards, shown)
-        claims.append(claim if decided is None else _hide_claim(claim))
-        decisions += [] if decided is None else [decided.describe()]
-    received.claims = None if received.claims is None else tuple(claims)
+    if received.claims:
+        hidden = _find_hidden(execution, received.claims, labels)
+        received.claims = tuple(
+            [_hide_claim(each) if hidden[place] else each for place, each in enumerate(received.claims)]
+        )
+        decisions += filter(None, hidden)
     received.filtered = tuple(dict.fromkeys(decisions))
     if decisions:
         if not (received.calls or received.is_paused):
             received.native = None
         journal.log.warning("text_filtered", turn=run.turn + 1, decisions="; ".join(received.filtered))
     pass_texts(execution, received)
+
+
+def _find_hidden(execution: Execution, claims: Sequence[Claim], labels: frozenset[Label]) -> list[str]:
+    """Return the decision of guards on each claim, empty for none. Data may be cut into several values or claims."""
+    run = execution.journal.run
+
+    def decide(said: str) -> str:
+        shown = OutgoingText(text=said, labels=labels, messages=run.messages, header=run.header)
+        decided = filter_in_order(execution.config.guards, shown)
+        return "" if decided is None else decided.describe()
+
+    found = [decide(dump_compact([each.tool, each.arguments, each.fault])) for each in claims]
+    left = [each for each, why in zip(claims, found, strict=True) if not why]
+    values, names = [list_leaves([each.arguments for each in left], names=only) for only in (False, True)]
+    parts = [[each.tool for each in left], values, names]
+    whole = decide("\n".join([str(each) for part in parts for each in part])) if left else ""
+    return [why or whole for why in found]
 
 
 def _hide_claim(claim: Claim) -> Claim:
