@@ -26,7 +26,7 @@ from agentfsm.core.events import GuardVerdict
 from agentfsm.core.labels import matches_tool
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import HIDDEN_CHARS
-from agentfsm.core.validation import COUNT_OR_ZERO, SECONDS, require_choice
+from agentfsm.core.validation import COUNT_OR_ZERO, NAME, NOT_NEGATIVE, SECONDS, require_choice
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import PATTERN_SIGNS, parse_verdict
 from agentfsm.ports.call_history import Moment
@@ -64,6 +64,8 @@ class Calls(Value):
 
     def __attrs_post_init__(self) -> None:
         Rule(self.tools, self.when)
+        if self.result is not None and not callable(self.result):
+            raise MisuseError(f"Calls(result={self.result!r}): give a function of the result, which returns a bool")
 
     def __str__(self) -> str:
         conditions = [f" when {getattr(self.when, '__name__', 'a condition')}"] if self.when is not None else []
@@ -143,6 +145,21 @@ def _as_pair(same: str | tuple[str, str] | None) -> tuple[str, str] | None:
     ):
         raise MisuseError(f"same= is the name of an argument, or one of each of the two calls, not {same!r}")
     return pair
+
+
+def _check_names(names: tuple[str, str] | None, *calls: CallSpec) -> None:
+    """Refuse the name of an argument that a tool does not have: no call would be equal to another one.
+
+    Raises:
+        MisuseError: if a tool does not have it.
+    """
+    for name, each in zip(names or (), calls, strict=False):
+        if not isinstance(each, Tool) or each.parameters.get("additionalProperties"):
+            continue
+        declared = each.parameters.get("properties")
+        if isinstance(declared, Mapping) and name not in declared:
+            has = ", ".join(declared) or "none"
+            raise MisuseError(f"same={name!r}: the tool {each.name} has no such argument; it has: {has}")
 
 
 @lru_cache(maxsize=100)
@@ -654,6 +671,7 @@ def before(
         MisuseError: if an argument is invalid.
     """
     about, other, pair = as_calls(calls), as_calls(first), _as_pair(same)
+    _check_names(pair, calls, first)
     text = f"before({about}, {other}{_format_same(pair)})"
     return TimeRule(about=about, permitted_by=other, needs_permit=True, same=pair, verdict=verdict, text=text)
 
@@ -680,6 +698,7 @@ def never(
         MisuseError: if an argument is invalid.
     """
     about, other, pair = as_calls(calls), as_calls(after), _as_pair(same)
+    _check_names(pair, calls, after)
     lifting, shown = None, ""
     if isinstance(until, Approved):
         verdict, shown = GuardVerdict.ASK, ", until=approved"
@@ -715,9 +734,12 @@ def within(
     Raises:
         MisuseError: if an argument is invalid.
     """
+    for name, given in (("days", days), ("hours", hours)):
+        NOT_NEGATIVE.check("within", name, given)
     seconds = days * _DAY_S + hours * 3_600
     SECONDS.check("within", "days and hours", seconds)
     about, other, pair = as_calls(calls), as_calls(of), _as_pair(same)
+    _check_names(pair, calls, of)
     time = ", ".join(f"{name}={value:g}" for name, value in (("days", days), ("hours", hours)) if value)
     text = f"within({about}, {time}, of={other}{_format_same(pair)})"
     return TimeRule(
@@ -750,7 +772,9 @@ def at_most(
     """
     COUNT_OR_ZERO.check("at_most", "limit", limit)
     _PER.check("at_most", "per", per)
-    _as_pair(same)
+    if same is not None:
+        NAME.check("at_most", "same", same)
+        _check_names(_as_pair(same), calls)
     return CountRule(about=as_calls(calls), limit=limit, same=same, per=per, verdict=verdict)
 
 
@@ -779,6 +803,7 @@ def only_if(
         MisuseError: if an argument is invalid.
     """
     about, other, pair = as_calls(calls), as_calls(outcome), _as_pair(same)
+    _check_names(pair, calls, outcome)
     return TimeRule(
         about=about,
         permitted_by=other,
@@ -804,4 +829,6 @@ def eventually(calls: CallSpec, *, after: CallSpec, same: str | tuple[str, str] 
     Raises:
         MisuseError: if an argument is invalid.
     """
-    return DutyRule(about=as_calls(calls), after=as_calls(after), same=_as_pair(same))
+    pair = _as_pair(same)
+    _check_names(pair, calls, after)
+    return DutyRule(about=as_calls(calls), after=as_calls(after), same=pair)

@@ -344,6 +344,14 @@ def test_a_time_that_passes_while_a_person_thinks():
         (lambda: within("pay", of="charge"), "days and hours"),
         (lambda: at_most(-1, "pay"), "limit"),
         (lambda: at_most(1, "pay", per="day"), "per"),
+        (lambda: at_most(1, "pay", same=("a", "b")), "same"),
+        (lambda: within("pay", of="charge", days="2"), "days"),
+        (lambda: Calls("pay", result=True), "give a function of the result"),
+        (
+            lambda: before(Bank().tools[1], "verify", same="acount"),
+            "no such argument; it has: account, cents",
+        ),
+        (lambda: eventually("unlock", after=Bank().tools[4], same="gate"), "the tool lock has no such argument"),
         (lambda: never("pay", after="lock", verdict="perhaps"), "verdict"),
     ],
 )
