@@ -173,11 +173,15 @@ def _find_value(call: GuardedCall, name: str) -> JSON:
     return _parse(call.written).get(name, call.defaults.get(name))
 
 
+# Without the encoder that `json.dumps` builds for each value.
+_write: Final = json.JSONEncoder(sort_keys=True).encode
+
+
 def _exact(value: JSON) -> str:
     """Return the JSON text of a value, equal for values that are certainly the same: 5 and 5.0, but not "5"."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(value, sort_keys=True)
+    return _write(value)
 
 
 def _loose(value: JSON) -> str:
