@@ -34,7 +34,13 @@ from agentfsm.core.validation import BOOL
 from agentfsm.journal import load as journals
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
-from agentfsm.tools.executing_call import current_call, list_passed_labels, report_read_run
+from agentfsm.tools.executing_call import (
+    check_withheld,
+    current_call,
+    list_passed_labels,
+    report_read_run,
+    withholding_run,
+)
 
 if TYPE_CHECKING:
     from agentfsm.agents.runs import Prompt
@@ -44,7 +50,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Fields that the header of a fork takes from that of the forked run. Its release is that of the agent.
-_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent", "purpose")
+_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent")
 # Bytes of a run's nonce: enough that no two runs have the same one.
 NONCE_BYTES: Final = 8
 
@@ -165,7 +171,8 @@ class AgentStarts(AgentFields[A_co]):
         parts = self._check_prompt(prompt)
         check_start_options(user, session, settings, after, parent)
         history = as_messages(messages)
-        check_history(history)
+        if history:
+            check_history(history)
         if history and (after is not None or session is not None):
             raise MisuseError("messages= is a history to go on from, as after= and session= are: give one of them")
         if after is not None and not after.is_over:
@@ -173,10 +180,7 @@ class AgentStarts(AgentFields[A_co]):
         call = current_call() if parent is None else None
         if call is not None:
             own = call.run.header
-            if own.purpose == WHAT_IF:
-                raise MisuseError(
-                    "a what-if run reaches nothing outside: the function of a call cannot start a run in it"
-                )
+            check_withheld(own)
             roles = own.roles if roles is None and user in {None, own.user} else roles
             user, tenant, clearance = user or own.user, tenant or own.tenant, clearance or own.clearance
         if self.memory is not None and user is None:
@@ -201,6 +205,9 @@ class AgentStarts(AgentFields[A_co]):
             own = call.run.header
             identity |= {"caller": call.caller, "withhold": own.withhold, "purpose": purpose or own.purpose}
             id = call.next_run_id() if id is None else id  # noqa: A001
+        elif (withholding := withholding_run.get()) is not None:
+            check_withheld(withholding)
+            identity |= {"withhold": True, "purpose": purpose or withholding.purpose}
         header = self._build_header(
             parts,
             id,
@@ -345,6 +352,7 @@ class AgentStarts(AgentFields[A_co]):
         at = len(stored.events) - whole.is_over if at is None else at
         prefix = journals.first_events(stored, at)
         release = self.version if stored.header.release and self.version else stored.header.release
+        purpose = "" if stored.header.purpose == WHAT_IF and not withhold else stored.header.purpose
         header = self._build_header(
             stored.header.prompt if prompt is None else self._check_prompt(prompt),
             id,
@@ -356,6 +364,7 @@ class AgentStarts(AgentFields[A_co]):
             metadata=stored.header.metadata,
             labels=stored.header.labels,
             **{name: getattr(stored.header, name) for name in _FORKED_FIELDS},
+            purpose=purpose,
             withhold=withhold,
             release=release,
             arms=stored.header.arms if release == stored.header.release else {},
@@ -363,6 +372,7 @@ class AgentStarts(AgentFields[A_co]):
             forked_at=at,
             forked_by=as_text(by, "by"),
         )
+        check_withheld(header, is_recorded=self.driver.is_recorded)
         passed = list_passed_labels() if prompt is not None or edit else ()
         if prompt is None and (stored.header.parent is not None or stored.header.caller is not None):
             passed = join_labels(passed, [Label.USER_DATA])  # a model or a tool has written it: it is no order

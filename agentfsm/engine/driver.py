@@ -36,7 +36,12 @@ from agentfsm.engine.step import run_steps
 from agentfsm.ports.store import Durability, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
-from agentfsm.tools.executing_call import current_call, outside_calls, report_read_run
+from agentfsm.tools.executing_call import (
+    check_withheld,
+    current_call,
+    outside_calls,
+    report_read_run,
+)
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.recorded_world import RecordedWorld
@@ -64,6 +69,11 @@ class Driver(Generic[A_co]):
     ended_runs: Newest[str, Run[Any]] = attrs.field(init=False, factory=lambda: Newest(MAX_CONVERSATIONS))
     """The last runs of conversations, by id."""
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the runs are executed in a recorded world."""
+        return False
+
     def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with the function that parses its `output`."""
         answers = self.config.output_spec
@@ -83,8 +93,7 @@ class Driver(Generic[A_co]):
             IncompatibleProgramError: if this agent cannot continue the run; nothing was changed.
         """
         throttle = options.throttle or await StepThrottle.enter()
-        is_stored = isinstance(run, str)
-        if isinstance(run, Run):
+        if not (is_stored := isinstance(run, str)):
             self.check_price()
             run = await self.record_instructions(run, options.deps)
         engine = self.config
@@ -95,10 +104,11 @@ class Driver(Generic[A_co]):
         del run  # the journal has the latest state; this one would occupy 900 bytes until the end
         journal.run = self.attach_decoder(journal.run)
         try:
-            if journal.run.header.instructions is None and engine.resolve_deferred is not None:
+            if engine.resolve_deferred is not None and journal.run.header.instructions is None:
                 context = build_run_context(journal.run, options.deps)  # another version of the agent has started it
                 engine = engine.for_run(await engine.resolve_deferred(journal.run.header, context))
             if (is_stored or journal.run.version) and not journal.run.is_over:
+                check_withheld(journal.run.header, is_recorded=options.world is not None)
                 if is_stored:
                     self.check_price()
                 own = engine.for_run(journal.run.header)
@@ -106,8 +116,10 @@ class Driver(Generic[A_co]):
                 names = select_names(own, journal.run, options.renamed)
                 self._record_resumption(engine, journal, resume=options.resume, renamed=names)
             drive = build_execution(engine, journal, self._take_ledger(journal.run), options)
-            steps, claim = run_steps(drive, throttle), drive.answer_claim
-            await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))
+            work = run_steps(drive, throttle)
+            if drive.answer_claim is not None:
+                work = keep_answer(drive, drive.answer_claim, work)
+            await outside_calls(work, journal.run.header)
             self._cache(journal.run, drive.ledger)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
             journal.release()
@@ -276,6 +288,11 @@ class RecordedDriver(Driver[A_co]):
     """Executes the runs of an agent in a recorded world."""
 
     world: RecordedWorld
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the runs are executed in a recorded world."""
+        return True
 
     async def run_until_blocked(self, run: Run[Any] | str, options: ExecutionOptions) -> Run[A_co]:
         """Do as a `Driver` does, with calls that are answered from the record."""

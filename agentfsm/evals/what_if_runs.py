@@ -33,6 +33,7 @@ from agentfsm.journal.load import fold_events, load_predecessor, read_header
 from agentfsm.journal.recorded_run import list_closed_calls, load_recorded_run
 from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore
+from agentfsm.tools.executing_call import withholding_run
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -100,13 +101,12 @@ async def whatif(
     COUNT_OR_ZERO.check("whatif", "at", at)
     POSITIVE.or_none().check("whatif", "usd", usd)
     _READS.check("whatif", "read", read)
-    ids = [each if isinstance(each, str) else each.id for each in runs]
+    ids = [*dict.fromkeys(each if isinstance(each, str) else each.id for each in runs)]
     agents = [candidate] if control is None else [candidate, control]
-    if keep is not None and (keep is source or keep is candidate.store):
+    store = candidate.store if source is None else source
+    if keep is not None and (keep is candidate.store or await _is_same_store(keep, store, ids)):
         raise MisuseError("whatif(keep=...): give a store of its own, since that of the runs is only read")
-    trier = _Trier(
-        source=candidate.store if source is None else source, at=at, reads_live=read == "live", keep=keep, deps=deps
-    )
+    trier = _Trier(source=store, at=at, reads_live=read == "live", keep=keep, deps=deps)
     jobs = [(each, run_id, repeat) for run_id in ids for each in range(len(agents)) for repeat in range(1, repeats + 1)]
     used = {run_id: await trier.measure(run_id) for run_id in ids}
     unreadable = tuple([run_id for run_id, usage in used.items() if usage is None])
@@ -171,10 +171,15 @@ class _Trier:
         evidence = Evidence(record=record)
         world = RecordedWorld(evidence=evidence, record=record, reads_live=self.reads_live)
         trial_agent = enter_world(agent.with_(store=store, pause_before=(), **world.cut_off(agent.memory)), world)
-        fork = await trial_agent.fork(run_id, at=at, withhold=True, deps=deps)
-        if at:
-            world.skip_inputs(fork.turn)
-        run = await trial_agent.finish(fork, deps=deps)
+        header = attrs.evolve(record.run.header, purpose=WHAT_IF, withhold=True)
+        token = withholding_run.set(header)
+        try:
+            fork = await trial_agent.fork(run_id, at=at, withhold=True, deps=deps)
+            if at:
+                world.skip_inputs(fork.turn)
+            run = await trial_agent.finish(fork, deps=deps)
+        finally:
+            withholding_run.reset(token)
         if self.keep is not None:
             await _keep_runs(store, self.keep, run)
         configs = [each.driver.config for each in _iter_agents(agent)]
@@ -238,6 +243,19 @@ class _Trier:
         return at
 
 
+async def _is_same_store(keep: Store, source: Store, ids: Iterable[str]) -> bool:
+    """Return whether a store has the runs of another one: two names may lead to the same one."""
+    if keep is source:
+        return True
+    for run_id in ids:
+        try:
+            if await read_header(keep, run_id) == await read_header(source, run_id):
+                return True
+        except RunNotFoundError:
+            pass
+    return False
+
+
 async def _keep_runs(store: MemoryStore, keep: Store, run: Run[Any]) -> None:
     """Copy a what-if run that is over, with those below it and those that it continues; oldest first."""
     if not run.is_over:
@@ -288,7 +306,10 @@ def _compare(before: Iterable[ToolCall], after: Iterable[ToolCall], *, is_whole:
 
 
 def _describe_other(before: ToolCall, after: ToolCall) -> OtherArguments:
-    first, second = json.loads(before.arguments), json.loads(after.arguments)
+    first, second = [
+        {name: json.dumps(value, sort_keys=True) for name, value in json.loads(call.arguments).items()}
+        for call in (before, after)
+    ]
     fields = tuple([name for name in {**first, **second} if first.get(name) != second.get(name)])
     return OtherArguments(tool=after.name, before=before.arguments, after=after.arguments, fields=fields)
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm._lib.concurrency import drive
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.header import WHAT_IF
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource, join_labels
 from agentfsm.core.run_facts import list_brought_labels
 from agentfsm.core.run_ids import build_inner_id
 
 if TYPE_CHECKING:
+    from agentfsm.core.header import Header
     from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Store
@@ -77,6 +80,34 @@ class ExecutingCall:
 # The call whose function runs in this context; None outside of calls, and while a run is executed within one.
 executing_call: Final[ContextVar[ExecutingCall | None]] = ContextVar("executing_call", default=None)
 
+# The header of the run that withholds calls and for which this context executes; None outside of such runs. Validators,
+# guards, instructions and other functions of an agent are no calls, and runs that they start withhold theirs as well.
+withholding_run: Final[ContextVar[Header | None]] = ContextVar("withholding_run", default=None)
+
+
+def check_withheld(header: Header, *, is_recorded: bool = False) -> None:
+    """Check that a run may be executed or created here, which withholds no calls.
+
+    Args:
+        header: Header of the run.
+        is_recorded: Whether the run is in a recorded world.
+
+    Raises:
+        MisuseError: if this context executes for a run without effects, and that run would have some.
+    """
+    own = withholding_run.get()
+    if own is None:
+        return
+    if own.purpose == WHAT_IF and not is_recorded:
+        raise MisuseError(
+            "a what-if run reaches nothing outside: no function of its agent can start or execute another run in it"
+        )
+    if not header.withhold:
+        raise MisuseError(
+            f"run {own.id!r} withholds calls, and run {header.id!r} would make them: no function of the agent can "
+            "execute or fork it here"
+        )
+
 
 def current_call() -> ExecutingCall | None:
     """Return the call whose function is executing in this task or thread; None if there is none."""
@@ -94,12 +125,19 @@ def list_passed_labels() -> tuple[Label, ...]:
     return () if call is None else join_labels(call.labels.keys() - EFFECT_LABELS, (Label.USER_DATA,))
 
 
-def outside_calls(work: Awaitable[T]) -> Awaitable[T]:
-    """Return an awaitable for work of the engine: no run that starts in it is one of the function of a call."""
-    if executing_call.get() is None:
+def outside_calls(work: Awaitable[T], header: Header) -> Awaitable[T]:
+    """Return an awaitable for work of the engine: no run that starts in it is one of the function of a call.
+
+    Args:
+        work: The work.
+        header: Header of the run that it is for.
+    """
+    if executing_call.get() is None and not header.withhold:
         return work
     context = copy_context()
     context.run(executing_call.set, None)
+    if header.withhold:
+        context.run(withholding_run.set, header)
     return drive(work, context=context)
 
 

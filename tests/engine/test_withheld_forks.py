@@ -155,6 +155,28 @@ async def test_the_runs_that_a_call_starts_are_withheld(store, paid, pay):
     assert (results_of(run.messages)[0].content, paid) == ("tried", [])
 
 
+async def test_the_runs_that_a_validator_starts_are_withheld(store, paid, pay):
+    """It is no call, and its runs are those of the fork all the same; an acting run is not executed in it."""
+    clerk = Agent(ScriptedModel(say("", call("pay", account="Ann", cents=5)), "tried"), store=store, tools=[pay])
+    other = clerk.with_(model=ScriptedModel("nothing"))
+    acting = await other.submit("pay")
+    inner = []
+
+    async def check(answer):
+        inner.append(await clerk.run("pay"))
+        with pytest.raises(MisuseError, match="withholds calls"):
+            await other.resume(acting.id)
+        with pytest.raises(MisuseError, match="withholds calls"):
+            await other.fork(acting.id, at=0)
+        return answer
+
+    run = await (agent := Agent(ScriptedModel("nothing to do"), store=store)).run("go")
+    agent = agent.with_(model=ScriptedModel("Done."), output_validators=[check])
+    await agent.finish(await agent.fork(run.id, at=0, withhold=True))
+    assert [(each.header.withhold, each.answer) for each in inner] == [(True, "tried")]
+    assert paid == []
+
+
 async def test_the_steps_of_a_flow_are_withheld(store, paid, pay):
     """Functions, agents, repetitions and compensations; each step says why it has no result."""
     clerk = Agent(ScriptedModel(say("", call("pay", account="Ann", cents=5)), "tried"), name="clerk", tools=[pay])

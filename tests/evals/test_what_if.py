@@ -154,6 +154,41 @@ async def test_a_live_read_starts_no_run():
     assert (trial.live, await inner.runs.list(), world.calls) == (1, (), [("look", 7)])
 
 
+async def test_no_function_of_the_agent_starts_a_run():
+    """Validators, instructions and live reads are no calls that may act: an agent that they would run is refused."""
+    world = World()
+    side = plain(world)
+    waiting, over = await side.run("Refund 7"), await record(side)
+    known = [each.id for each in await side.runs.list()]
+
+    async def run(*_args):
+        await side.run("Refund 7")
+
+    async def fork():
+        await side.finish(await side.fork(over.id, at=0))
+
+    async def resume():
+        await side.approve(waiting.id, waiting.pending[0].call_id)
+        await side.resume(waiting.id)
+
+    agent = shop(world, call("look", order=7))
+    recorded = await record(agent)
+    made = list(world.calls)
+    for fields in ({"output_validators": [run]}, {"instructions": run}, {"reminder": run}):
+        with pytest.raises(MisuseError, match="a what-if run reaches nothing outside"):
+            await whatif(agent.with_(**fields), [recorded])
+    for act in (run, fork, resume):
+
+        async def go() -> None:
+            """Go."""
+            await act()  # noqa: B023  called in this turn of the loop
+
+        go = tool(go, read_only=True)
+        other = agent.with_(model=follow(call("go")), tools=[*agent.tools, go])
+        assert (await whatif(other, [recorded], read="live")).trials[0].live == 1
+    assert ([each.id for each in await side.runs.list()], world.calls) == (known, made)
+
+
 async def test_the_money_is_limited(monkeypatch):
     """The estimate is stated before the first request; no trial begins that is likely to exceed the limit."""
     agent = shop(World(), call("look", order=7))
@@ -167,6 +202,10 @@ async def test_the_money_is_limited(monkeypatch):
     assert (told, [each.run_id for each in caught.value.results]) == ([1.5], [each.id for each in runs[:2]])
     with pytest.raises(MisuseError, match="a store of its own"):
         await whatif(agent, runs, keep=agent.store)
+    with pytest.raises(MisuseError, match="a store of its own"):
+        await whatif(agent, runs, keep=Untouched(agent.store))  # another way to the same store
+    report = await whatif(agent, [runs[0], *runs])
+    assert [each.run_id for each in report.trials] == [each.id for each in runs]
 
 
 @pytest.mark.parametrize("build", KINDS)
