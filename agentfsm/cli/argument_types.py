@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Final, TypeVar
 
 from agentfsm.core.validation import COUNT, NOT_NEGATIVE, POSITIVE, SECONDS, SHARE, ValueRule
@@ -157,6 +158,20 @@ def split_address(text: str) -> tuple[str, str]:
     """Split HOST:PORT, where a single port is one of this machine."""
     host, colon, port = text.rpartition(":")
     return (host, port) if colon else ("127.0.0.1", text)
+
+
+def parse_output_file(text: str) -> str:
+    """Return the path of a file that is written at the end of a command, if that is possible.
+
+    Raises:
+        ArgumentTypeError: if its folder does not exist, or the path is that of a folder.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: give a file")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return text
 
 
 def parse_count(text: str) -> int:

@@ -276,7 +276,9 @@ class WhatIfReport(Value):
         interval, needed = None, 0
         if len(beyond) >= MIN_CASES and noise is not None:
             interval = bootstrap_interval(beyond)
-        if not any(beyond) or (interval is None and not noise):
+        if not rates:
+            verdict, needed = WhatIfVerdict.UNDECIDED, 1
+        elif not any(beyond) or (interval is None and not noise):
             verdict = WhatIfVerdict.DIFFERENT if any(beyond) else WhatIfVerdict.SAME
         elif interval is None:
             verdict, needed = WhatIfVerdict.UNDECIDED, MIN_CASES - len(beyond)

@@ -74,7 +74,7 @@ async def whatif(
 
     Args:
         candidate: The agent. Its models are asked.
-        runs: The runs, lines of `runs.list`, or ids.
+        runs: The runs, lines of `runs.list`, or ids; all of them over. One that is named twice counts once.
         source: Store of the runs; by default that of the candidate. It is only read.
         at: Version of the runs from which they are driven again; 0 for the start. If calls were open then, it is the
             version before these.
@@ -92,7 +92,8 @@ async def whatif(
         on_trial: Called with each trial, for progress.
 
     Raises:
-        MisuseError: if an argument is wrong, or there is a limit in US dollars and a price is unknown.
+        MisuseError: if an argument is wrong, a run is not over, there is a limit in US dollars and a price is unknown,
+            or a function of an agent starts a run.
         RunNotFoundError: if the store has no such run.
         EvaluationLimitError: if the limit in US dollars is reached; `results` has the trials until then.
     """
@@ -154,13 +155,17 @@ class _Trier:
 
         Raises:
             RunNotFoundError: if the store has no such run.
+            MisuseError: if it is not over.
         """
         stored = await self.source.read(run_id)
         try:
             before = await load_predecessor(self.source, stored.header)
         except RunNotFoundError:
             return None
-        return (await fold_events(begin_run(stored.header, before), stored.events)).usage
+        run = await fold_events(begin_run(stored.header, before), stored.events)
+        if not run.is_over:
+            raise MisuseError(f"run {run_id!r} is not over, so what it will do is not known: leave it out")
+        return run.usage
 
     async def try_run(self, agent: Agent[Any], run_id: str, repeat: int, *, is_control: bool) -> Trial:
         """Drive a run again, and compare it with the record."""

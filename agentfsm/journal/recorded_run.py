@@ -29,7 +29,6 @@ _OF_PROGRAM: Final = frozenset(
         ErrorType.UNKNOWN_TOOL,
         ErrorType.NOT_PERMITTED,
         ErrorType.WITHDRAWN,
-        ErrorType.WITHHELD,
         ErrorType.BLOCKED,
         ErrorType.BUDGET,
         ErrorType.CIRCUIT_OPEN,
@@ -62,8 +61,10 @@ class RecordedCall(Value):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the world outside has answered: a tool, a person, or the run of an agent."""
-        return self.result is not None and self.result.outcome is not Outcome.SKIPPED and not self.is_refused
+        """Whether a tool, a person or the run of an agent has answered. A withheld call has no answer."""
+        if self.result is None or self.result.outcome is Outcome.SKIPPED:
+            return False
+        return not self.is_refused and self.result.error_type is not ErrorType.WITHHELD
 
     @property
     def is_refused(self) -> bool:

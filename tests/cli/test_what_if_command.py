@@ -38,3 +38,10 @@ def test_runs_of_another_agent(here):
     assert (here.folder / "paid.txt").read_text(encoding="utf-8").splitlines() == [line]
     here("whatif", "--agent", "candidates:same", "--since", "7d", code=2)
     assert "the store has no run of an agent 'payer' that is over" in here.err
+    here("whatif", "--agent", "candidates:same", "--md", "no/report.md", code=2)
+    assert "there is no folder no" in here.err
+    here("whatif", "--agent", "candidates:same", "--store", "none.db", code=2)
+    assert not (here.folder / "none.db").exists()
+    (here.folder / "link.db").symlink_to(here.folder / ".agentfsm" / "runs.db")
+    here("whatif", "paid", "--agent", "candidates:cheaper", "--keep", "link.db", code=2)
+    assert [each["id"] for each in here.json("runs")["runs"]] == ["paid"]

@@ -189,6 +189,37 @@ async def test_no_function_of_the_agent_starts_a_run():
     assert ([each.id for each in await side.runs.list()], world.calls) == (known, made)
 
 
+async def test_arguments_are_compared_as_json():
+    """The number 1 is not the value `true`, and `null` is not the same as nothing: each difference names its field."""
+
+    @tool
+    async def put(value: bool | int | None = None) -> str:
+        """Put a value."""
+        return "put"
+
+    agent = Agent(follow(call("put", value=1)), tools=[put])
+    run = await agent.run("Go")
+    [trial] = (await whatif(agent.with_(model=follow(call("put", value=True))), [run])).trials
+    assert [each.fields for each in trial.effects.other] == [("value",)]
+    run = await agent.with_(model=follow(call("put", value=None))).run("Go")
+    [trial] = (await whatif(agent.with_(model=follow(call("put"))), [run])).trials
+    assert [each.fields for each in trial.effects.other] == [("value",)]
+
+
+async def test_what_if_runs_can_be_tried_again_and_their_forks_are_production():
+    """Withheld calls are those of the record; a fork that acts is no what-if run any more."""
+    world, keep = World(), MemoryStore()
+    agent = shop(world, *list_steps())
+    run = await record(agent)
+    other = agent.with_(model=follow(*list_steps(cents=9)))
+    await whatif(other, [run], keep=keep)
+    [kept] = await Runs(keep).list()
+    assert (await whatif(other, [kept], source=keep)).verdict is WhatIfVerdict.SAME
+    other = other.with_(store=keep)
+    assert (await other.fork(kept.id, at=0)).header.purpose == ""
+    assert (await other.fork(kept.id, at=0, withhold=True)).header.purpose == "what-if"
+
+
 async def test_the_money_is_limited(monkeypatch):
     """The estimate is stated before the first request; no trial begins that is likely to exceed the limit."""
     agent = shop(World(), call("look", order=7))
@@ -204,6 +235,10 @@ async def test_the_money_is_limited(monkeypatch):
         await whatif(agent, runs, keep=agent.store)
     with pytest.raises(MisuseError, match="a store of its own"):
         await whatif(agent, runs, keep=Untouched(agent.store))  # another way to the same store
+    waiting = await agent.with_(model=follow(call("mail", to="Ann"))).run("Go")
+    with pytest.raises(MisuseError, match=f"run {waiting.id!r} is not over"):
+        await whatif(agent, [*runs, waiting])
+    assert (await whatif(agent, [])).verdict is WhatIfVerdict.UNDECIDED
     report = await whatif(agent, [runs[0], *runs])
     assert [each.run_id for each in report.trials] == [each.id for each in runs]
 

@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.agents.agent import Agent
 from agentfsm.agents.runs import Runs
-from agentfsm.cli.argument_types import parse_count, parse_pair, parse_share, parse_since, parse_usd
+from agentfsm.cli.argument_types import parse_count, parse_output_file, parse_pair, parse_share, parse_since, parse_usd
 from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_group, add_run_id
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
@@ -135,7 +135,9 @@ def add_commands(add: AddParser) -> None:
         sub, calibrate_judge, text="compare the grades of a judge with labels of people", name="calibrate"
     )
     calibrate.add_argument("--metric", default="judge", help="name of the judge (default: %(default)s)")
-    calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
+    calibrate.add_argument(
+        "--out", metavar="FILE", type=parse_output_file, help="write the calibration as JSON, for the gate"
+    )
     for takes in (run_options, grade_options):
         takes.add_argument(
             "--parallel",
@@ -161,8 +163,8 @@ def add_commands(add: AddParser) -> None:
     for takes in (gate, report_options):
         takes.add_argument("--history", metavar="FILE", help="history of versions; gate appends to it")
     for takes in (run_options, report_options):
-        takes.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
-        takes.add_argument("--html", metavar="FILE", help="write a page of HTML")
+        takes.add_argument("--junit", metavar="FILE", type=parse_output_file, help="write JUnit's XML")
+        takes.add_argument("--html", metavar="FILE", type=parse_output_file, help="write a page of HTML")
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, get_args
 import attrs
 
 from agentfsm.agents.runs import Runs
-from agentfsm.cli.argument_types import parse_count, parse_date, parse_rating, parse_seconds, parse_since, parse_usd
+from agentfsm.cli.argument_types import (
+    parse_count,
+    parse_date,
+    parse_output_file,
+    parse_rating,
+    parse_seconds,
+    parse_since,
+    parse_usd,
+)
 from agentfsm.cli.arguments import (
     EVIDENCE_HELP,
     AddParser,
@@ -138,9 +146,11 @@ def add_commands(add: AddParser) -> None:
     live.add_argument("--evidence", metavar="FOLDER", default="evidence", help=EVIDENCE_HELP)
     live.add_argument("--waivers", metavar="FILE", help="TOML file with accepted failures: check, by, until, reason")
     live.add_argument("--no-probes", action="store_true", help="do not run the agent with a scripted model")
-    live.add_argument("--write", metavar="FILE", help="also write the report as a page in Markdown")
-    live.add_argument("--sarif", metavar="FILE", help="also write what did not pass as SARIF")
-    live.add_argument("--junit", metavar="FILE", help="also write the report as JUnit's XML")
+    live.add_argument(
+        "--write", metavar="FILE", type=parse_output_file, help="also write the report as a page in Markdown"
+    )
+    live.add_argument("--sarif", metavar="FILE", type=parse_output_file, help="also write what did not pass as SARIF")
+    live.add_argument("--junit", metavar="FILE", type=parse_output_file, help="also write the report as JUnit's XML")
 
 
 def _add_export(add: AddParser) -> None:
@@ -181,7 +191,10 @@ def _add_load(add: AddParser) -> None:
         "--runs-per-day", metavar="N", type=parse_count, help="runs expected in production, for a forecast of the costs"
     )
     load_options.add_argument(
-        "--out", metavar="FILE", help="write the result as JSON, as evidence for doctor --production"
+        "--out",
+        metavar="FILE",
+        type=parse_output_file,
+        help="write the result as JSON, as evidence for doctor --production",
     )
 
 

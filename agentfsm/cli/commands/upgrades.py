@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agentfsm.cli.argument_types import parse_count
+from agentfsm.cli.argument_types import parse_count, parse_output_file
 from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_group
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.rollout_admin import align_columns
@@ -34,7 +34,9 @@ def add_commands(add: AddParser) -> None:
         "--limit", metavar="N", type=parse_count, default=LISTED_RUNS, help="maximum of runs (default: %(default)s)"
     )
     checks.add_argument("--offset", metavar="N", type=parse_count, default=0, help="runs to leave out before them")
-    checks.add_argument("--markdown", metavar="FILE", help="write the report as Markdown as well")
+    checks.add_argument(
+        "--markdown", metavar="FILE", type=parse_output_file, help="write the report as Markdown as well"
+    )
 
 
 def check(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from agentfsm.cli.argument_types import parse_count, parse_since, parse_usd
+from agentfsm.cli.argument_types import parse_count, parse_output_file, parse_since, parse_usd
 from agentfsm.cli.arguments import AddParser, add_command, add_mcp_option
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import look_in_current_folder
 from agentfsm.cli.resolve.run_lookup import resolve_agent
-from agentfsm.cli.resolve.store_location import create_store
+from agentfsm.cli.resolve.store_location import create_store, open_existing_store
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import one_line
@@ -75,15 +75,15 @@ def add_commands(add: AddParser) -> None:
     options.add_argument("--parallel", metavar="N", type=parse_count, default=PARALLEL, help=text)
     text = "store that gets the what-if runs, to look at them with show or the studio (default: they are gone)"
     options.add_argument("--keep", metavar="PATH|URL", help=text)
-    options.add_argument("--html", metavar="FILE", help="write the report as HTML")
-    options.add_argument("--md", metavar="FILE", help="write the report as Markdown")
+    options.add_argument("--html", metavar="FILE", type=parse_output_file, help="write the report as HTML")
+    options.add_argument("--md", metavar="FILE", type=parse_output_file, help="write the report as Markdown")
 
 
 def whatif(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Drive stored runs again with another agent, and report what it would have done otherwise.
 
     Raises:
-        MisuseError: if no run is there, or the store of the runs is to keep the what-if runs.
+        MisuseError: if no run is there.
     """
     look_in_current_folder()
     with stdout_to_stderr():
@@ -92,8 +92,8 @@ def whatif(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         control = None
         if args.control is not None:
             control, _location = resolve_agent(argparse.Namespace(**{**vars(args), "agent": args.control}), terminal)
-    if None not in {args.keep, location} and Path(args.keep).absolute() == Path(str(location)).absolute():
-        raise MisuseError("--keep: give a store of its own, since that of the runs is only read")
+        if location is not None:  # nothing is created
+            candidate = candidate.with_(store=open_existing_store(location))
     done = 0
 
     def show(trial: Trial) -> None:
@@ -109,7 +109,9 @@ def whatif(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> WhatIfReport:
         async with AsyncExitStack() as opened:
-            await opened.enter_async_context(candidate)
+            for agent in (candidate, control):
+                if agent is not None:
+                    await opened.enter_async_context(agent)
             keep = None if args.keep is None else create_store(args.keep)
             if keep is not None:
                 opened.push_async_callback(keep.aclose)
