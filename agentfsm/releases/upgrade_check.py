@@ -16,6 +16,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase, stricter_policy
 from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.events import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import ToolKind
 from agentfsm.core.plans import find_step_number, has_references
@@ -62,6 +63,7 @@ CHANGES: Final[Mapping[str, UpgradeVerdict]] = {
     "tool": UpgradeVerdict.DIFFERS,
     "replaced": UpgradeVerdict.DIFFERS,
     "looser": UpgradeVerdict.DIFFERS,
+    "unasked": UpgradeVerdict.DIFFERS,
     "arguments": UpgradeVerdict.ATTENTION,
     "approval": UpgradeVerdict.ATTENTION,
     "permission": UpgradeVerdict.ATTENTION,
@@ -170,6 +172,7 @@ async def compare_run(config: EngineConfig, store: Store, run_id: str, deps: Any
     for entry in run.open:
         if entry.phase is not Phase.FINISHED and not entry.call.invented:
             changes += _compare_call(config, run, entry, approved)
+    changes += _compare_approvals(config, run, stored.events)
     changes += _compare_steps(config, run)
     checked = replayed.checked
     for inner, call_id in list_inner_agents(config, run):
@@ -309,6 +312,30 @@ def _compare_policy(run: Run[Any], entry: OpenCall, tool: Tool[..., Any]) -> Ite
         yield _build_change(run, "stricter", f"{text} now, which counts", call_id)
     elif present != recorded:
         yield _build_change(run, "looser", f"{text} now: that of the start counts", call_id)
+
+
+def _compare_approvals(config: EngineConfig, run: Run[Any], events: Sequence[e.Event]) -> Iterator[UpgradeChange]:
+    """Yield the tools of which a person was asked about a call, and is not asked about an equal one any more."""
+    calls: dict[str, ToolCall] = {}
+    by_guard, told = set[str](), set[str]()
+    for event in events:
+        match event:
+            case e.ToolsChosen():
+                calls |= {call.id: call for call in event.message.calls}
+            case e.StepsReady():
+                calls |= {call.id: call for call in event.calls}
+            case e.Guarded(verdict=GuardVerdict.ASK):
+                by_guard.add(event.call_id)
+            case e.ApprovalAsked(call_id=call_id) if call_id in calls and call_id not in by_guard:
+                call, tool = calls[call_id], config.find_tool(calls[call_id].name)
+                if tool is None or tool.name in told or not _fits(tool, call.arguments):
+                    continue
+                if not needs_approval(tool, tool.to_namespace(tool.bind(call.arguments))):
+                    told.add(tool.name)
+                    text = f"a person was asked about a call of {tool.name!r}, and would not be asked about it now"
+                    yield _build_change(run, "unasked", text, call_id)
+            case _:
+                pass
 
 
 def _compare_steps(config: EngineConfig, run: Run[Any]) -> Iterator[UpgradeChange]:

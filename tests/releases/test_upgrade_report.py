@@ -8,6 +8,7 @@ import pytest
 from agentfsm import Agent, Limits, Permissions, Runs, Settings, tool
 from agentfsm.core import events as e
 from agentfsm.flow import Flow, step
+from agentfsm.guards import Guard, ask
 from agentfsm.planning import Planner
 from agentfsm.releases import UpgradeReport, UpgradeVerdict, check_upgrade
 from agentfsm.scripts import Script
@@ -444,3 +445,20 @@ async def test_a_process_that_dies_at_the_replacement(store, moment):
     assert [dict(each.renamed) for each in await new.history("r1") if isinstance(each, e.Resumed)] == [
         {"pay": "pay_v2"}
     ]
+
+
+async def test_an_approval_that_is_not_asked_for_any_more_is_named():
+    """The next call of the tool would start without a person."""
+    steps = (say("", call("pay", cents=5)), say("", call("pay", cents=6)), "Done.")
+    agent = Agent(ScriptedModel(*steps), tools=[pay], store=MemoryStore())
+    run = await agent.run("Pay.")
+    for now in (
+        attrs.evolve(pay, requires_approval=False),
+        attrs.evolve(pay, requires_approval=lambda given: given.cents > 5),
+    ):
+        [upgrade] = (await check_upgrade(agent.with_(tools=[now]))).runs
+        assert [(each.kind, each.call_id) for each in upgrade.changes] == [("unasked", "t1.0")]
+    guarded = Agent(ScriptedModel(*steps), tools=[now], guards=[Guard(ask("pay"))], store=agent.store, name="guarded")
+    await guarded.run("Pay.")
+    [upgrade] = (await check_upgrade(guarded)).runs
+    assert (run.is_waiting, upgrade.verdict) == (True, UpgradeVerdict.SAME)
