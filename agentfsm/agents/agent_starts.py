@@ -342,11 +342,8 @@ class AgentStarts(AgentFields[A_co]):
         BOOL.check("fork", "withhold", withhold)
         stored = await self.store.read(run_id)
         for settings in (self.settings, stored.header.settings) if withhold else ():
-            if isinstance(settings, Settings) and "tools" in settings.extra_body:
-                raise MisuseError(
-                    'fork(withhold=True): the provider executes the tools of Settings(extra_body={"tools": ...}) '
-                    "itself, so their calls cannot be withheld: fork with an agent without them"
-                )
+            if isinstance(settings, Settings):
+                settings.check_withheld()
         before = await journals.load_predecessor(self.store, stored.header)
         whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at

@@ -16,6 +16,8 @@ EXTRA_TOOLS: Final = (
     "Settings(extra_body=...) has tools, which would replace those of the agent: list the provider's own tools among "
     "the agent's, as tools=[WebSearch(), ...], and leave them out of extra_body"
 )
+# Fields of `extra_body` that name tools which the provider executes.
+PROVIDER_TOOLS: Final = frozenset({"tools", "mcp_servers"})
 
 
 def _as_stop_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -87,6 +89,18 @@ class Settings(Value):
         thinking = self.extra_body.get("thinking")
         tokens = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
         return tokens if isinstance(tokens, int) else 0
+
+    def check_withheld(self) -> None:
+        """Check that a run which withholds calls can use the settings.
+
+        Raises:
+            MisuseError: if `extra_body` has tools.
+        """
+        if names := PROVIDER_TOOLS & self.extra_body.keys():
+            raise MisuseError(
+                f"the provider executes the tools of Settings(extra_body={{{min(names)!r}: ...}}) itself, so a run "
+                "cannot withhold their calls: use an agent without them"
+            )
 
     def with_defaults(self, base: Settings) -> Settings:
         """Return these settings, with the values of `base` for all that are None, False or empty here."""

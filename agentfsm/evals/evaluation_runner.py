@@ -359,7 +359,7 @@ async def execute_all(
     If the purse is empty, those in progress are finished first, and then an error is raised.
     """
     found: dict[int, R] = {}
-    errors: list[AgentError] = []
+    errors: list[Exception] = []
     waiting = iter(enumerate(jobs))
 
     async def work() -> None:
@@ -373,7 +373,7 @@ async def execute_all(
                 found[index] = await act(given)
                 if purse is not None:
                     purse.settle(found[index])
-            except AgentError as error:
+            except Exception as error:  # noqa: BLE001  raised below, and not as one of a group
                 errors.append(error)
                 group.cancel_scope.cancel()
                 return

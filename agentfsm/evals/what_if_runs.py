@@ -19,6 +19,7 @@ from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.header import WHAT_IF
 from agentfsm.core.limits import StopReason
 from agentfsm.core.run import Run, begin_run
+from agentfsm.core.settings import Settings
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, POSITIVE, require_choice
 from agentfsm.engine.deciders.recorded_world import list_program_tools
@@ -104,6 +105,9 @@ async def whatif(
     _READS.check("whatif", "read", read)
     ids = [*dict.fromkeys(each if isinstance(each, str) else each.id for each in runs)]
     agents = [candidate] if control is None else [candidate, control]
+    for each in [below for agent in agents for below in _iter_agents(agent)]:
+        if isinstance(settings := each.driver.config.settings, Settings):
+            settings.check_withheld()
     store = candidate.store if source is None else source
     if keep is not None and (keep is candidate.store or await _is_same_store(keep, store, ids)):
         raise MisuseError("whatif(keep=...): give a store of its own, since that of the runs is only read")

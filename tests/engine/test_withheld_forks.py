@@ -10,7 +10,7 @@ from agentfsm import Agent, ErrorType, MisuseError, Outcome, Permissions, Settin
 from agentfsm.flow import Flow, StepStatus, agent_step, each, step
 from agentfsm.models import HostedMCP, WebSearch
 from agentfsm.planning import Plan, Planner, PlanStep
-from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from tests.support.checks import results_of
 
 WITHHELD = (Outcome.SKIPPED, ErrorType.WITHHELD)
@@ -296,8 +296,19 @@ async def test_tools_that_agentfsm_does_not_know_cannot_be_withheld(store):
     """Those in the body of a request: the fork is refused, rather than half kept."""
     agent = Agent(ScriptedModel("one"), store=store)
     run = await agent.run("go")
-    other = agent.with_(settings=Settings(extra_body={"tools": [{"type": "mcp"}]}))
-    with pytest.raises(MisuseError, match="their calls cannot be withheld"):
-        await other.fork(run.id, at=0, withhold=True)
+    extra = Settings(extra_body={"tools": [{"type": "mcp"}]})
+    with pytest.raises(MisuseError, match="cannot withhold their calls"):
+        await agent.with_(settings=extra).fork(run.id, at=0, withhold=True)
+    asked = []
+    model = FunctionModel(lambda request: asked.append(request) or "two")
+    below = Agent(model, name="below", settings=extra)
+    other = agent.with_(model=model, settings=lambda _run: extra)
+    fork = await other.fork(run.id, at=0, withhold=True)
+    with pytest.raises(MisuseError, match="cannot withhold their calls"):
+        await other.finish(fork)
+    other = agent.with_(model=ScriptedModel(say("", call("below", query="x")), "Done."), tools=[below.as_tool()])
+    done = await other.finish(await other.fork(run.id, at=0, withhold=True))
+    assert results_of(done.messages)[0].outcome is Outcome.FAILED
+    assert asked == []
     with pytest.raises(MisuseError, match=r"withhold='yes'"):
         await agent.fork(run.id, at=0, withhold="yes")

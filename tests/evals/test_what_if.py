@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, AnswerCache, Limits, MisuseError, Runs, Spend, ask_user, tool, wait
+from agentfsm import Agent, AnswerCache, Limits, MisuseError, Runs, Settings, Spend, ask_user, tool, wait
 from agentfsm.evals import WhatIfVerdict, whatif
 from agentfsm.evals.evaluation_runner import EvaluationLimitError
 from agentfsm.guards import Guard, ask, refuse
@@ -269,6 +269,9 @@ async def test_tools_of_the_provider_are_not_offered():
     await whatif(agent, [run])
     await whatif(agent, [run], read="live")
     assert seen == [["web_search", "bank"], [], ["web_search"]]
+    above = agent.with_(tools=[Agent(model, settings=Settings(extra_body={"tools": []}), name="below").as_tool()])
+    with pytest.raises(MisuseError, match="cannot withhold their calls"):
+        await whatif(above, [run])
 
 
 class Server:

@@ -11,7 +11,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Fingerprint, short_hash
 from agentfsm.core.limits import Limits, Spend
-from agentfsm.core.settings import Settings
+from agentfsm.core.settings import PROVIDER_TOOLS, Settings
 from agentfsm.core.stops import StopCondition, name_condition
 from agentfsm.core.value import Value
 from agentfsm.core.view_parts import FixedParts
@@ -267,7 +267,8 @@ class EngineConfig(Value):
         that is not above the tokens for thinking.
         """
         base = self.resolve_settings(run) if own else Settings()
-        extra = {name: value for name, value in base.extra_body.items() if name != "thinking"}
+        left_out = {"thinking", *PROVIDER_TOOLS}
+        extra = {name: value for name, value in base.extra_body.items() if name not in left_out}
         return attrs.evolve(
             base, max_tokens=max_tokens, tool_choice=None, parallel_tool_calls=None, stop=(), extra_body=extra
         )

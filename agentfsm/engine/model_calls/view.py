@@ -180,6 +180,7 @@ class View:
             settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool it has not got
         hosted = config.registry.hosted
         if run.header.withhold:  # the provider would execute them
+            settings.check_withheld()
             hosted = _list_harmless(self.execution, hosted)
         has_note = self.note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
         # Without tools, reviews and a session, the prompt alone is a request that none will follow.
