@@ -34,7 +34,7 @@ from agentfsm.journal.load import fold_events, load_predecessor, read_header
 from agentfsm.journal.recorded_run import list_closed_calls, load_recorded_run
 from agentfsm.ports.store import Filter
 from agentfsm.stores import MemoryStore
-from agentfsm.tools.executing_call import withholding_run
+from agentfsm.tools.executing_call import reach_nothing
 
 if TYPE_CHECKING:
     from agentfsm.agents.agent import Agent
@@ -180,15 +180,11 @@ class _Trier:
         evidence = Evidence(record=record)
         world = RecordedWorld(evidence=evidence, record=record, reads_live=self.reads_live)
         trial_agent = enter_world(agent.with_(store=store, pause_before=(), **world.cut_off(agent.memory)), world)
-        header = attrs.evolve(record.run.header, purpose=WHAT_IF, withhold=True)
-        token = withholding_run.set(header)
-        try:
+        with reach_nothing(record.run.header):
             fork = await trial_agent.fork(run_id, at=at, withhold=True, deps=deps)
             if at:
                 world.skip_inputs(fork.turn)
             run = await trial_agent.finish(fork, deps=deps)
-        finally:
-            withholding_run.reset(token)
         if self.keep is not None:
             await _keep_runs(store, self.keep, run)
         configs = [each.driver.config for each in _iter_agents(agent)]

@@ -34,6 +34,7 @@ from agentfsm.engine.program_check import (
 )
 from agentfsm.engine.replay import replay_stored
 from agentfsm.tools.builtin import find_builtin
+from agentfsm.tools.executing_call import reach_nothing
 
 if TYPE_CHECKING:
     from agentfsm.core.calls import OpenCall
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.program_check import Obstacle
     from agentfsm.engine.replay import Replay
     from agentfsm.ports.store import Store
+    from agentfsm.ports.stored import StoredRun
     from agentfsm.tools.tool import Tool
 
 
@@ -144,7 +146,12 @@ async def compare_run(config: EngineConfig, store: Store, run_id: str, deps: Any
         StoreError: if a journal cannot be read.
     """
     stored = await store.read(run_id)
-    header = stored.header
+    with reach_nothing(stored.header):
+        return await _compare_stored(config, store, stored, deps)
+
+
+async def _compare_stored(config: EngineConfig, store: Store, stored: StoredRun, deps: Any) -> RunUpgrade:
+    header, run_id = stored.header, stored.header.id
     if header.instructions is None and config.resolve_deferred is not None:
         context = build_run_context(begin_run(header, None), deps)
         config = config.for_run(await config.resolve_deferred(header, context))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -85,6 +86,20 @@ executing_call: Final[ContextVar[ExecutingCall | None]] = ContextVar("executing_
 withholding_run: Final[ContextVar[Header | None]] = ContextVar("withholding_run", default=None)
 
 
+@contextmanager
+def reach_nothing(header: Header) -> Iterator[None]:
+    """Refuse the runs that functions of an agent start meanwhile, because they are called to try the agent.
+
+    Args:
+        header: Header of the run with which it is tried.
+    """
+    token = withholding_run.set(attrs.evolve(header, purpose=WHAT_IF, withhold=True))
+    try:
+        yield
+    finally:
+        withholding_run.reset(token)
+
+
 def check_withheld(header: Header, *, is_recorded: bool = False) -> None:
     """Check that a run may be executed or created here, which withholds no calls.
 
@@ -100,7 +115,8 @@ def check_withheld(header: Header, *, is_recorded: bool = False) -> None:
         return
     if own.purpose == WHAT_IF and not is_recorded:
         raise MisuseError(
-            "a what-if run reaches nothing outside: no function of its agent can start or execute another run in it"
+            "what-if runs and upgrade checks reach nothing outside: "
+            "no function of the agent can start or execute a run here"
         )
     if not header.withhold:
         raise MisuseError(

@@ -462,3 +462,17 @@ async def test_an_approval_that_is_not_asked_for_any_more_is_named():
     await guarded.run("Pay.")
     [upgrade] = (await check_upgrade(guarded)).runs
     assert (run.is_waiting, upgrade.verdict) == (True, UpgradeVerdict.SAME)
+
+
+async def test_a_function_that_would_start_a_run_is_not_followed(store):
+    """The instructions are asked, and what they ask of another agent is no part of it."""
+    agent = Agent(ask_for(call("pay", cents=5)), tools=[pay], store=store)
+    await agent.run("Pay.")
+    side = Agent(ScriptedModel("Be kind."), name="side", store=MemoryStore())
+
+    async def instruct(_header):
+        return (await side.run("How?")).answer
+
+    _, [(kind, text)] = await foresee(agent, instructions=instruct)
+    assert (kind, "no function of the agent can start or execute a run here" in text) == ("unreadable", True)
+    assert await side.runs.list() == ()
