@@ -11,6 +11,7 @@ from agentfsm.core.call_facts import CallFact, list_call_facts
 from agentfsm.core.claims import Claim
 from agentfsm.core.json_text import dump_compact
 from agentfsm.core.messages import JSON, Outcome, ToolResult
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.core.run_fields import RunFields
@@ -33,7 +34,9 @@ def bind_claims(
     made: dict[str, list[_Made]] = {name: [] for name in defaults}
     for index, call in enumerate(calls):
         if call.tool in made:
-            made[call.tool].append(_Made(index, call, _spell(call.arguments, defaults[call.tool])))
+            texts = _spell(call.arguments, defaults[call.tool])
+            short = {name: text for name, text in texts.items() if len(text) < LONG_CHARS}
+            made[call.tool].append(_Made(index=index, call=call, texts=texts, short=short))
     told = [_spell(claim.arguments, defaults[claim.tool]) for claim in claims]
     groups = {name: _group(each) for name, each in made.items()}
     equal = [_find_equal(claim, mine, groups[claim.tool]) for claim, mine in zip(claims, told, strict=True)]
@@ -63,20 +66,17 @@ def bind_claims(
     )
 
 
-@attrs.define(eq=False, repr=False)
-class _Made:
+@attrs.frozen(kw_only=True)
+class _Made(Value):
     """A call that a claim may be about."""
 
     index: int
     call: CallFact
-    texts: dict[str, str]
+    texts: Mapping[str, str]
     """Its arguments, as of `_spell`."""
 
-    short: dict[str, str] = attrs.field(init=False)
+    short: Mapping[str, str]
     """Those that no claim may leave out."""
-
-    def __attrs_post_init__(self) -> None:
-        self.short = {name: text for name, text in self.texts.items() if len(text) < LONG_CHARS}
 
     def list_differences(self, claim: Claim, mine: Mapping[str, str]) -> list[str]:
         """Return the names of the arguments in which a claim differs. Long ones may be left out of the claim."""
