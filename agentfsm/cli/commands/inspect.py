@@ -193,7 +193,6 @@ def _add_load(add: AddParser) -> None:
     load_options.add_argument(
         "--out",
         metavar="FILE",
-        type=parse_output_file,
         help="write the result as JSON, as evidence for doctor --production",
     )
 
