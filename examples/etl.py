@@ -51,7 +51,7 @@ class Warehouse:
     def load(self, key: str, product: str, cents: int) -> None:
         """Insert a total, unless there is one with the key."""
         self.execute("INSERT INTO totals VALUES (?, ?, ?) ON CONFLICT DO NOTHING", key, product, cents)
-        if self.dies_after and len(self.execute("SELECT key FROM totals")) == self.dies_after:
+        if self.dies_after and len(self.execute("SELECT key FROM totals")) >= self.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def unload(self, key: str) -> None:
