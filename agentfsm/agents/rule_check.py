@@ -59,7 +59,7 @@ class RuleFinding(Value):
     """Reason, with what is missing."""
 
     outcome: Outcome | None = None
-    """What became of the call; None if it is open, and for the end of the run."""
+    """Outcome of the call; None if the call is open, or if the finding is about the end of the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +73,9 @@ class RuleReport(Value):
     """Number of calls that a rule was asked about."""
 
     findings: tuple[RuleFinding, ...]
-    """What they would have refused or asked about, oldest first in each run; the newest runs first."""
+    """Calls that the rules would have refused, or about which they would have asked. Runs are sorted from the newest to
+    the oldest, and the findings of a run from the oldest to the newest.
+    """
 
 
 async def check_rules(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agentfsm.agents.agent import DRAIN_S
-from agentfsm.cli.argument_types import DEFAULT_ADDRESS, parse_address, parse_seconds_or_zero, split_address
+from agentfsm.cli.argument_types import DEFAULT_ADDRESS, parse_address, parse_pair, parse_seconds_or_zero, split_address
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.command_table import COMMANDS
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
@@ -71,6 +71,18 @@ def add_identity(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("--tenant", metavar="NAME", help="tenant that the user belongs to")
     takes.add_argument(
         "--role", metavar="NAME", action="append", default=[], help="role of the user; may be given several times"
+    )
+
+
+def add_metadata(takes: argparse.ArgumentParser, what: str) -> None:
+    """Add the option of the metadata that are stored with a run; `what` names the runs."""
+    takes.add_argument(
+        "--metadata",
+        metavar="KEY=VALUE",
+        type=parse_pair,
+        action="append",
+        default=[],
+        help=f"stored with {what}; may be given several times",
     )
 
 

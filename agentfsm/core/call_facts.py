@@ -59,7 +59,7 @@ class CallFact(Value):
     """Labels of what the call has read and done."""
 
     approved_by: str | None = None
-    """Name of the person who approved it, empty if he gave none; None if nobody did."""
+    """Name of the person who approved the call, empty if the person gave no name; None if the call has no approval."""
 
     started_at: float = 0.0
     """Time of its start, seconds since 1970; 0 if it never started."""

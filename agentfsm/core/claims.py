@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.json_text import dump_compact
+from agentfsm.core.shortening import shorten
 from agentfsm.core.validation import BOOL
 from agentfsm.core.value import Value
 
@@ -52,8 +53,7 @@ class Claim(Value):
     """Reason why no call did it, for the model and for people; empty if one did."""
 
     def __str__(self) -> str:
-        text = dump_compact(self.arguments)
-        return f"{self.tool}({text if len(text) <= SHOWN_CHARS else f'{text[:SHOWN_CHARS]}...'})"
+        return f"{self.tool}({shorten(dump_compact(self.arguments), SHOWN_CHARS)})"
 
 
 def list_not_done(claims: Iterable[Claim]) -> tuple[Claim, ...]:

@@ -645,7 +645,7 @@ class Accepted(Event):
     """The draft is the answer."""
 
     findings: tuple[str, ...] = ()
-    """What is not as rules want it at the end of the run, as clauses."""
+    """Violations of rules that were found at the end of the run, each as a clause."""
 
 
 @attrs.frozen(kw_only=True)
@@ -669,7 +669,7 @@ class Failed(Event):
     """Reason with the number reached, for people."""
 
     findings: tuple[str, ...] = ()
-    """What is not as rules want it at the end of the run, as clauses."""
+    """Violations of rules that were found at the end of the run, each as a clause."""
 
 
 @attrs.frozen(kw_only=True)

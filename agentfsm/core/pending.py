@@ -69,7 +69,7 @@ class Pending(Value):
     `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`), or which this program cannot
     carry out. QUESTION: a person or system gives the answer or the result (`answer`). LOGIN: the user of the run logs
     in to the server of the tool, by the URL of the question or with a key, and the call goes on by itself. TASK: a
-    server works on a task of the call, and the run looks at it again at `expires_at`; nobody has to act. INPUT: any
+    server works on a task of the call, and the run looks at it again at `expires_at` without a decision. INPUT: any
     input (`send`), for a call also the end of its time. PAUSE: only `resume`. CRASH: workers died while they executed
     only this run; use `resume` once the cause is known.
     """

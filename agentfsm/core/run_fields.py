@@ -205,7 +205,8 @@ class RunFields(Value):
     """Number of messages at the beginning of the whole history that a caller gave, and no journal has."""
 
     findings: tuple[str, ...] = ()
-    """What is not as rules want it at the end of the run, as clauses: "the rule eventually(unlock, after=lock): ...".
+    """Violations of rules that were found at the end of the run, each as a clause, such as "the rule eventually(unlock,
+    after=lock): ...".
     """
 
     stop_reason: StopReason | None = None

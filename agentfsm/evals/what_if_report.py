@@ -93,7 +93,7 @@ class ActionDifference(Value):
 
 @attrs.frozen(kw_only=True)
 class Measured(Value):
-    """What a run has used."""
+    """Turns, tokens and money that a run has used."""
 
     turns: int
     """Turns of the model, without those of sub-agents."""

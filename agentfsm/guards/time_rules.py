@@ -267,7 +267,7 @@ class TimeRule(CallGuard, Value):
         if not self.about.covers(call.tool.name) or not self.about.holds(call.arguments, otherwise=True):
             return None
         history, same, value = call.history, self.same, None
-        state: _Since = history.log.fold(self)
+        state = _fold_with_open(self, history)
         if same is None:
             exact = loose = _ALL
         else:
@@ -275,11 +275,6 @@ class TimeRule(CallGuard, Value):
             if value is None and self.needs_permit:
                 return self._refuse(f"the call has no {same[0]}, by which calls are compared", "")
             exact, loose = (_MISSING, _MISSING) if value is None else (_exact(value), _loose(value))
-        if history.beside:
-            state = state.copy()
-            for fact in history.beside:
-                if self.reads(fact.tool):
-                    self.add(state, fact, _place_open(history, fact))
         permits = state.permitted.get(exact)
         if state.forbidden:
             # A call that has not given the argument, or is compared with such calls, is compared with all.
@@ -407,6 +402,18 @@ def _differ(same: tuple[str, str] | None, first: PlannedCall, second: PlannedCal
     """Return whether it is certain that the arguments of two steps are not equal."""
     values = None if same is None else _find_values(same, first, second)
     return values is not None and values[0] != values[1] and all(each.startswith("=") for each in values)
+
+
+def _fold_with_open(rule: TimeRule | DutyRule, history: CallHistory) -> _Since:
+    """Return what a rule keeps of the calls before, with those of the open reply."""
+    state: _Since = history.log.fold(rule)
+    if not history.beside:
+        return state
+    state = state.copy()
+    for fact in history.beside:
+        if rule.reads(fact.tool):
+            rule.add(state, fact, _place_open(history, fact))
+    return state
 
 
 def _place_open(history: CallHistory, fact: CallFact) -> Moment:
@@ -573,14 +580,7 @@ class DutyRule(CallGuard, Value):
 
     def list_due(self, history: CallHistory) -> Sequence[str]:
         """Return what is due, as clauses: calls of the run and of those below it that nothing has followed."""
-        state: _Since = history.log.fold(self)
-        if history.beside:
-            state = _Since(
-                *[{key: dict(runs) for key, runs in each.items()} for each in attrs.astuple(state, recurse=False)]
-            )
-            for fact in history.beside:
-                if self.reads(fact.tool):
-                    self.add(state, fact, _place_open(history, fact))
+        state = _fold_with_open(self, history)
         own = history.run_id
         found: list[str] = []
         for key, runs in state.forbidden.items():

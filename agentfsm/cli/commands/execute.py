@@ -27,6 +27,7 @@ from agentfsm.cli.arguments import (
     add_deltas,
     add_drain,
     add_identity,
+    add_metadata,
     add_notifier,
     add_run_id,
 )
@@ -107,14 +108,7 @@ def add_commands(add: AddParser) -> None:
         starts.add_argument("--session", help="continue this conversation")
         add_identity(starts)
         starts.add_argument("--messages", metavar="FILE", help="earlier messages, a JSON list in OpenAI's format")
-        starts.add_argument(
-            "--metadata",
-            metavar="KEY=VALUE",
-            type=parse_pair,
-            action="append",
-            default=[],
-            help="stored with the run; may be given several times",
-        )
+        add_metadata(starts, "the run")
     submit_options.add_argument("--engine", choices=_ENGINES, default="store", help=_ENGINE_HELP)
     submit_options.add_argument(
         "--priority",

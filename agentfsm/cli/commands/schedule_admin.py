@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import anyio
 import attrs
 
-from agentfsm.cli.argument_types import parse_count, parse_datetime, parse_pair
-from agentfsm.cli.arguments import AddParser, add_agent, add_command, add_group, add_identity, add_mcp_option
+from agentfsm.cli.argument_types import parse_count, parse_datetime
+from agentfsm.cli.arguments import (
+    AddParser,
+    add_agent,
+    add_command,
+    add_group,
+    add_identity,
+    add_mcp_option,
+    add_metadata,
+)
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -64,14 +72,7 @@ def add_commands(add: AddParser) -> None:
         help="which times without a worker are made up for (default: %(default)s)",
     )
     add_identity(added)
-    added.add_argument(
-        "--metadata",
-        metavar="KEY=VALUE",
-        type=parse_pair,
-        action="append",
-        default=[],
-        help="stored with each run; may be given several times",
-    )
+    add_metadata(added, "each run")
     added.add_argument("--replace", action="store_true", help="replace another schedule of this name")
     add_command(sub, list_schedules, name="list", text="list the schedules of the store with their next times")
     for act, name, does in (

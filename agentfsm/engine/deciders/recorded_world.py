@@ -1,7 +1,7 @@
 """The recorded world: calls are answered from the journal of an earlier run, so that nothing outside is touched.
 
 An execution with a recorded world calls no tool that may act. A call that the record has, with the same arguments, gets
-the recorded result, at any depth: the n-th equal call the n-th one. Nobody is asked: approvals and answers of people
+the recorded result, at any depth: the n-th equal call the n-th one. No person is asked: approvals and answers of people
 are part of the results. Another call that may act is withheld, and another one that only reads is outside of the
 evidence, unless it may run live.
 """
@@ -39,7 +39,7 @@ def list_tools(config: EngineConfig) -> frozenset[str]:
 
 
 async def start_unasked(calls: OpenCalls, ready: Sequence[ToolCall]) -> Sequence[ToolCall]:
-    """Return the calls that have no result yet: nobody is asked about them."""
+    """Return the calls that have no result yet. They start without a question to a person."""
     run = calls.execution.journal.run
     waiting = {entry.call.id for entry in run.open if entry.phase is not Phase.FINISHED}
     calls.unfinished = len(waiting)

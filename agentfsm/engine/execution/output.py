@@ -83,7 +83,7 @@ class OutputSpec:
 
     validators: tuple[_OutputValidator, ...]
     claims: Claims | None = None
-    """What answers have to claim; None: they claim nothing."""
+    """Requirement for the claims of answers; None if answers have no claims."""
 
     whole: CompiledType | None = None
     """Compiled type of an answer with its claims; None if it has none."""
@@ -233,7 +233,7 @@ def build_output_spec(
         mode: Output mode; None for the best mode that the model has and that can express the type.
         model: The agent's model.
         names: The names of the agent's tools.
-        claims: What answers have to claim; None for nothing.
+        claims: Requirement for the claims of answers; None if answers have no claims.
 
     Raises:
         MisuseError: if the type has no JSON Schema, the model does not have this mode, a validator has other

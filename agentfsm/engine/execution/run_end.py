@@ -82,7 +82,7 @@ def build_failure(
         reason: Reason of the end.
         message: Description of the end, for people.
         *before: Events that are committed before the end.
-        findings: What is not as rules want it.
+        findings: Violations of rules that were found, each as a clause.
     """
     before = (*before, *doubtful)
     effects = list_effects(journal.run.fold(before))
